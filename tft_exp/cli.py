@@ -1,0 +1,147 @@
+"""The command `tft-exp`. Thin: one call each, and every heavy import inside the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DESCRIPTION = (
+    "Train Temporal Fusion Transformers on market bars, and measure which model, batch, device and optimizer-memory policy fits your card."
+)
+EPILOG = """\
+examples:
+  tft-exp train                                            one run on the packaged ES bars
+  tft-exp train -m policy=keep,recreate,offload seed=0,1   a sweep
+  tft-exp train experiment=demo                            a prepared sweep
+  tft-exp check my.parquet                                 what the trainer would make of your data
+  tft-exp compare                                          the latest sweep as a table
+  tft-exp ui                                               the runs in MLflow's UI
+  eval "$(tft-exp train -sc install=bash)"                 shell completion
+"""
+
+
+def main() -> None:
+    """Entry point: exit code 2 and a clear message where the user's input cannot be used."""
+    from tft_exp.errors import UserError
+
+    try:
+        code = _dispatch(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        # The reader of our output has gone (tft-exp compare | head); that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    # Hydra reads the arguments of train itself, and its completion script calls the bare program.
+    if arguments[:1] == ["train"]:
+        return _train(arguments[1:])
+    if "-sc" in arguments[:1] or "--shell-completion" in arguments[:1]:
+        return _complete(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    commands = {"check": _check, "compare": _compare, "ui": _ui}
+    return commands[options.command](options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tft-exp", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands.add_parser("train", help="run an experiment or a sweep (tft-exp train --help)", add_help=False)
+    check = commands.add_parser("check", help="read a data file as the trainer would, and say what is in it")
+    check.add_argument("file", nargs="?", help="a Parquet or CSV file, or a folder of Parquet files; left out: the configured data")
+    check.add_argument("overrides", nargs="*", help="as for train: data.time=ts features=none ...")
+    store = argparse.ArgumentParser(add_help=False)
+    store.add_argument("--home", default="mlruns", help="folder of the SQLite store (default: mlruns)")
+    store.add_argument("--uri", help="MLflow tracking URI, instead of --home")
+    store.add_argument("--experiment", default="tft-exp", help="MLflow experiment (default: tft-exp)")
+    compare = commands.add_parser("compare", parents=[store], help="compare the runs of a sweep")
+    compare.add_argument("sweep", nargs="?", help="a sweep's id; left out: the latest")
+    compare.add_argument("--png", type=Path, help="also draw the comparison into this file")
+    ui = commands.add_parser("ui", parents=[store], help="open MLflow's UI on the runs")
+    ui.add_argument("--sweep", help="show this sweep's runs alone")
+    ui.add_argument("--port", type=int, default=5000)
+    return parser
+
+
+def _train(arguments: Sequence[str]) -> int:
+    from tft_exp.app import train
+
+    return train(arguments)
+
+
+def _complete(arguments: Sequence[str]) -> int:
+    """Answer the shell: subcommands by ourselves, what follows `train` by Hydra."""
+    line = os.environ.get("COMP_LINE", "")
+    after_train = re.match(r"\s*\S+\s+train\s(.*)", line)
+    if after_train is None:
+        typed = line.split(maxsplit=1)[1] if len(line.split()) > 1 else ""
+        print(" ".join(command for command in ("train", "check", "compare", "ui") if command.startswith(typed)))
+        return 0
+    os.environ["COMP_LINE"] = f"tft-exp {after_train.group(1)}"
+    return _train(arguments)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from tft_exp.compose import compose_config
+    from tft_exp.data.dataset import load_dataset
+
+    # An override may stand where the file would: then the configured data is checked.
+    given = [options.file, *options.overrides] if options.file else []
+    paths = [word for word in given[:1] if not re.match(r"[\w./+~@]+=", word)]
+    overrides = [word for word in given if word not in paths]
+    if paths:
+        if not any(word.startswith("data=") for word in overrides):
+            overrides = ["data=bars", *overrides]
+        overrides.append("data.path=" + _quoted(paths[0]))
+    config = compose_config(overrides)
+    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    print(dataset.report.render())
+    return 0
+
+
+def _quoted(path: str) -> str:
+    """A path as a value of Hydra's override grammar, whatever characters it holds."""
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tft_exp.report.compare import comparison_table, group_runs
+    from tft_exp.tracking.runs import load_sweep
+    from tft_exp.tracking.store import open_store
+
+    store = open_store(options.uri, options.home, options.experiment, create=False)
+    sweep_id, runs = load_sweep(store, options.sweep)
+    groups = group_runs(runs)
+    Console(soft_wrap=not sys.stdout.isatty()).print(comparison_table(sweep_id, groups))
+    if options.png is not None:
+        from tft_exp.report.figures import draw_comparison
+
+        draw_comparison(sweep_id, groups, options.png)
+        print(f"drawn: {options.png}")
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from tft_exp.tracking.ui import serve
+
+    return serve(options.uri, options.home, options.experiment, options.sweep, options.port)
+
+
+if __name__ == "__main__":
+    main()

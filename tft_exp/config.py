@@ -1,0 +1,361 @@
+"""The schema of conf/: types, ranges and rules between keys. Every value is checked here, before any work."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+from tft_exp.errors import ConfigError
+
+
+class OnBad(Enum):
+    error = "error"
+    drop = "drop"
+
+
+class OnDuplicates(Enum):
+    error = "error"
+    keep_first = "keep_first"
+    keep_last = "keep_last"
+
+
+class Scaling(Enum):
+    entity = "entity"
+    all = "all"
+
+
+class FeatureSet(Enum):
+    none = "none"
+    ohlcv = "ohlcv"
+    ohlcv_225 = "ohlcv_225"
+
+
+class DeviceKind(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+    xpu = "xpu"
+
+
+class OptimizerKind(Enum):
+    adamw = "adamw"
+    sgd = "sgd"
+    adafactor = "adafactor"
+
+
+class Schedule(Enum):
+    constant = "constant"
+    cosine = "cosine"
+    linear = "linear"
+
+
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Residency(Enum):
+    keep = "keep"
+    clear_cache = "clear_cache"
+    recreate = "recreate"
+    offload = "offload"
+    cpu_validation = "cpu_validation"
+    stash = "stash"
+
+
+def _require(holds: bool, key: str, value: object, allowed: str, mend: str = "") -> None:
+    if not holds:
+        shown = value.value if isinstance(value, Enum) else value
+        raise ConfigError(f"{key}={shown!r} is not allowed: {allowed}", where=key, mend=mend)
+
+
+@dataclass
+class BarColumns:
+    """Names of the price and volume columns; null where the data has none (the OHLC order is then not checked)."""
+
+    open: str | None = None
+    high: str | None = None
+    low: str | None = None
+    close: str | None = None
+    volume: str | None = None
+
+
+@dataclass
+class DataConfig:
+    """Where the rows come from, what each column is, what is done about bad rows, and how time is split."""
+
+    path: str = MISSING
+    time: str = "timestamp"
+    entities: list[str] = field(default_factory=list)
+    target: str = MISSING
+    static_real: list[str] = field(default_factory=list)
+    static_categorical: list[str] = field(default_factory=list)
+    known_real: list[str] = field(default_factory=list)
+    known_categorical: list[str] = field(default_factory=list)
+    observed_real: list[str] = field(default_factory=list)
+    observed_categorical: list[str] = field(default_factory=list)
+    bars: BarColumns = field(default_factory=BarColumns)
+    max_gap: str | None = None
+    earliest: str = "1950-01-01"
+    latest: str = "2100-01-01"
+    on_bad_rows: OnBad = OnBad.error
+    on_duplicates: OnDuplicates = OnDuplicates.error
+    on_unseen_entity: OnBad = OnBad.error
+    on_short_entity: OnBad = OnBad.error
+    validation_fraction: float = 0.2
+    test_fraction: float = 0.0
+    scaling: Scaling = Scaling.entity
+    season_length: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0.0 < self.validation_fraction < 1.0, "data.validation_fraction", self.validation_fraction, "more than 0, less than 1")
+        _require(0.0 <= self.test_fraction < 1.0, "data.test_fraction", self.test_fraction, "from 0 to less than 1")
+        _require(
+            self.validation_fraction + self.test_fraction < 1.0,
+            "data.test_fraction",
+            self.test_fraction,
+            f"with data.validation_fraction={self.validation_fraction} nothing is left to train on",
+        )
+        _require(self.season_length is None or self.season_length >= 1, "data.season_length", self.season_length, "null, or 1 bar and more")
+        if self.max_gap is not None:
+            import pandas as pd
+
+            try:
+                positive = pd.Timedelta(self.max_gap) > pd.Timedelta(0)
+            except ValueError:
+                positive = False
+            _require(
+                positive,  # NaT is greater than nothing
+                "data.max_gap",
+                self.max_gap,
+                "null, or a positive length of time such as 60s, 5min, 4d",
+            )
+        for key in ("earliest", "latest"):
+            try:
+                datetime.date.fromisoformat(getattr(self, key))
+            except ValueError:
+                _require(False, f"data.{key}", getattr(self, key), "a date written as YYYY-MM-DD")
+        _require(self.earliest < self.latest, "data.earliest", self.earliest, f"it must lie before data.latest={self.latest}")
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        taken: dict[str, str] = {}
+        roles = ["static_real", "static_categorical", "known_real", "known_categorical", "observed_real", "observed_categorical"]
+        for role in roles:
+            for column in getattr(self, role):
+                first = taken.setdefault(column, role)
+                _require(
+                    first == role, f"data.{role}", column, f"the column already has the role data.{first}", "give each column one role"
+                )
+                _require(
+                    column != self.time,
+                    f"data.{role}",
+                    column,
+                    "it is the time column (data.time); calendar inputs come from the features group",
+                )
+        for role in ("known_real", "known_categorical", "static_real", "static_categorical"):
+            _require(
+                self.target not in getattr(self, role),
+                f"data.{role}",
+                self.target,
+                "it is the target, and its future may not be known",
+                "leave it out: the target's past is always an observed input",
+            )
+
+
+@dataclass
+class FeaturesConfig:
+    """Inputs derived from bars."""
+
+    kind: FeatureSet = FeatureSet.none
+
+
+@dataclass
+class ModelConfig:
+    """Shape of the Temporal Fusion Transformer."""
+
+    hidden_size: int = 32
+    attention_heads: int = 4
+    lstm_layers: int = 1
+    dropout: float = 0.1
+    lookback: int = 60
+    horizon: int = 10
+    quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+
+    def __post_init__(self) -> None:
+        for key, most in (("hidden_size", 8192), ("attention_heads", 256), ("lstm_layers", 16), ("lookback", 100_000), ("horizon", 10_000)):
+            _require(1 <= getattr(self, key) <= most, f"model.{key}", getattr(self, key), f"a whole number from 1 to {most}")
+        _require(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "from 0 to less than 1")
+        _require(
+            self.hidden_size % self.attention_heads == 0,
+            "model.attention_heads",
+            self.attention_heads,
+            f"it must divide model.hidden_size={self.hidden_size}",
+        )
+        _require(
+            len(self.quantiles) > 0 and all(0.0 < q < 1.0 for q in self.quantiles) and sorted(set(self.quantiles)) == list(self.quantiles),
+            "model.quantiles",
+            list(self.quantiles),
+            "rising numbers between 0 and 1, each once",
+        )
+        _require(0.5 in self.quantiles, "model.quantiles", list(self.quantiles), "0.5 must be among them: the median is the point forecast")
+
+
+@dataclass
+class BatchConfig:
+    """Windows in a training step's batch and in a validation batch, and steps whose gradients are added up."""
+
+    train: int = 64
+    validation: int = 256
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("train", "validation", "accumulate"):
+            _require(1 <= getattr(self, key) <= 1_000_000, f"batch.{key}", getattr(self, key), "a whole number from 1 to 1000000")
+
+
+@dataclass
+class DeviceConfig:
+    """The device, and for a card of which only a share may be used its size as the job should see it."""
+
+    kind: DeviceKind = DeviceKind.auto
+    index: int = 0
+    capacity_mib: int | None = None
+    context_mib: int = 450
+
+    def __post_init__(self) -> None:
+        _require(self.index >= 0, "device.index", self.index, "0 or more")
+        if self.capacity_mib is not None:
+            _require(
+                self.kind is DeviceKind.cuda,
+                "device.capacity_mib",
+                self.capacity_mib,
+                f"device.kind={self.kind.value} cannot be capped; only cuda can",
+                "set device=cuda_4gb, or device.capacity_mib=null",
+            )
+            _require(
+                self.capacity_mib > self.context_mib >= 0,
+                "device.capacity_mib",
+                self.capacity_mib,
+                f"more than device.context_mib={self.context_mib}",
+            )
+
+
+@dataclass
+class OptimizerConfig:
+    """The optimizer and its constants. A constant that the chosen optimizer does not have must stay null."""
+
+    kind: OptimizerKind = OptimizerKind.adamw
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    momentum: float | None = None
+    fused: bool | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            math.isfinite(self.learning_rate) and self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "a positive number"
+        )
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "0 or more")
+        owners = {"beta1": OptimizerKind.adamw, "beta2": OptimizerKind.adamw, "eps": OptimizerKind.adamw, "momentum": OptimizerKind.sgd}
+        for key, owner in owners.items():
+            value = getattr(self, key)
+            if value is None:
+                continue
+            _require(
+                self.kind is owner,
+                f"optimizer.{key}",
+                value,
+                f"optimizer.kind={self.kind.value} has no {key}",
+                f"only {owner.value} reads it",
+            )
+            _require(0.0 <= value < 1.0, f"optimizer.{key}", value, "from 0 to less than 1")
+        _require(
+            self.fused is None or self.kind is not OptimizerKind.adafactor,
+            "optimizer.fused",
+            self.fused,
+            "torch's Adafactor has no fused form",
+            "set it to null",
+        )
+
+
+@dataclass
+class PolicyConfig:
+    """What becomes of the optimizer's state while validation runs."""
+
+    residency: Residency = Residency.keep
+
+
+@dataclass
+class TrainerConfig:
+    """Epochs, their limits, and how a step is taken."""
+
+    max_epochs: int = 5
+    limit_train_batches: int | None = None
+    limit_validation_batches: int | None = None
+    early_stopping_patience: int | None = None
+    gradient_clip_norm: float | None = 1.0
+    schedule: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    precision: Precision = Precision.fp32
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.max_epochs <= 100_000, "trainer.max_epochs", self.max_epochs, "a whole number from 1 to 100000")
+        for key in ("limit_train_batches", "limit_validation_batches", "early_stopping_patience"):
+            value = getattr(self, key)
+            _require(value is None or value >= 1, f"trainer.{key}", value, "null (no limit), or 1 and more")
+        _require(
+            self.gradient_clip_norm is None or self.gradient_clip_norm > 0,
+            "trainer.gradient_clip_norm",
+            self.gradient_clip_norm,
+            "null, or a positive number",
+        )
+        _require(self.warmup_steps >= 0, "trainer.warmup_steps", self.warmup_steps, "0 or more")
+
+
+@dataclass
+class TrackingConfig:
+    """Where MLflow keeps the runs. `uri: null` is a SQLite store in the folder `home`."""
+
+    uri: str | None = None
+    home: str = "mlruns"
+    experiment: str = "tft-exp"
+
+    def __post_init__(self) -> None:
+        _require(bool(self.experiment.strip()), "tracking.experiment", self.experiment, "a name")
+
+
+@dataclass
+class Config:
+    """One run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
+        if self.features.kind is not FeatureSet.none:
+            for name in ("open", "high", "low", "close", "volume"):
+                _require(
+                    getattr(self.data.bars, name) is not None,
+                    "features.kind",
+                    self.features.kind,
+                    f"it is computed from bars, and data.bars.{name} is null",
+                    f"name the column in data.bars.{name}, or set features=none",
+                )

@@ -1,0 +1,260 @@
+"""One run, from a configuration to an outcome."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from tft_exp.config import Config, DeviceConfig, DeviceKind
+from tft_exp.data.dataset import Dataset, load_dataset
+from tft_exp.errors import ConfigError
+from tft_exp.memory.devices import DeviceMemory, is_out_of_memory, open_memory
+from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
+from tft_exp.memory.timeline import Timeline
+from tft_exp.model.tft import TemporalFusionTransformer
+from tft_exp.report.progress import Progress
+from tft_exp.report.timeline import write_timeline
+from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
+from tft_exp.tracking.recorder import Recorder, record_run
+from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
+from tft_exp.training.metrics import epoch_metrics, quality_metrics, run_summary
+from tft_exp.training.naive import naive_qualities
+from tft_exp.training.optimizers import build_optimizer
+from tft_exp.training.trainer import EpochResult, Trainer, spread_over
+
+log = logging.getLogger("tft_exp")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Hydra knows of a run beside its configuration."""
+
+    choices: Mapping[str, str]  # group -> option
+    overrides: Sequence[str]
+    composed_yaml: str
+    folder: Path
+    sweep_id: str | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: finished, or out_of_memory in `phase`."""
+
+    run_id: str
+    name: str
+    outcome: str
+    phase: str | None
+    summary: Mapping[str, float]
+
+
+def run(config: Config, job: Job) -> Outcome:
+    """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
+    device = resolve_device(config.device)
+    memory = _open_memory(config.device, device)
+    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    reason = idle_on(config.policy.residency.value, device)
+    if reason is not None:
+        log.warning("note: %s", reason)
+    name = run_name(config, job)
+    code_tags, diff = code_state()
+    tags = {
+        **code_tags,
+        **version_tags(),
+        "data_fingerprint": dataset.fingerprint,
+        "device": device_name(device),
+        "memory_source": memory.source,
+        "memory_quantity": memory.quantity,
+        "job_folder": str(job.folder),
+    }
+    if memory.capacity_mib is not None:
+        tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
+    if job.sweep_id is not None:
+        tags |= {"sweep_id": job.sweep_id, "job": str(job.number)}
+    tracking = config.tracking
+    folder = job.folder / "artifacts"
+    with record_run(
+        uri=tracking.uri,
+        home=tracking.home,
+        experiment=tracking.experiment,
+        name=name,
+        folder=folder,
+        params=run_params(config, job),
+        tags=tags,
+    ) as recorder:
+        _write_inputs(folder, config, job, dataset, diff)
+        return _attempt(config, dataset, memory, recorder)
+
+
+def resolve_device(config: DeviceConfig) -> torch.device:
+    """The device that the config names, or the best there is. Raises ConfigError where it is not there."""
+    there = {
+        DeviceKind.cuda: torch.cuda.is_available(),
+        DeviceKind.mps: torch.backends.mps.is_available(),
+        DeviceKind.xpu: torch.xpu.is_available(),
+        DeviceKind.cpu: True,
+    }
+    kind = config.kind
+    if kind is DeviceKind.auto:
+        kind = next(kind for kind, available in there.items() if available)
+    if not there[kind]:
+        available = ", ".join(kind.value for kind, available in there.items() if available)
+        raise ConfigError(
+            f"device.kind={kind.value}: this torch ({torch.__version__}) sees no such device",
+            where="device.kind",
+            mend=f"available: {available}",
+        )
+    if kind in (DeviceKind.cpu, DeviceKind.mps):
+        return torch.device(kind.value)
+    count = getattr(torch, kind.value).device_count()
+    if config.index >= count:
+        raise ConfigError(f"device.index={config.index} is not allowed: there are {count} devices of this kind", where="device.index")
+    return torch.device(kind.value, config.index)
+
+
+def _open_memory(config: DeviceConfig, device: torch.device) -> DeviceMemory:
+    try:
+        return open_memory(device, config.capacity_mib, config.context_mib)
+    except ValueError as error:
+        raise ConfigError(f"device.capacity_mib={config.capacity_mib} is not allowed: {error}", where="device.capacity_mib") from error
+
+
+def device_name(device: torch.device) -> str:
+    if device.type in ("cuda", "xpu"):
+        return str(getattr(torch, device.type).get_device_name(device))
+    return device.type
+
+
+# Groups whose option stands in a run's name; the others are the same for most of a sweep's runs.
+NAMED_GROUPS = ("model", "batch", "policy")
+
+
+def run_name(config: Config, job: Job) -> str:
+    """A name made of the run's choices, such as small-b64-keep-s0."""
+    return "-".join([*(job.choices.get(group, "?") for group in NAMED_GROUPS), f"s{config.seed}"])
+
+
+def run_params(config: Config, job: Job) -> dict[str, str]:
+    """Few and short parameters, so that MLflow can group by them: the groups' options, the seed, single keys overridden."""
+    groups = {
+        group: option for group, option in job.choices.items() if not group.startswith("hydra/") and option not in (None, "None", "null")
+    }
+    keys = [override.split("=", 1) for override in job.overrides if "." in override.split("=", 1)[0]]
+    singles = {key.lstrip("+"): value for key, value in keys if not key.startswith(("hydra.", "tracking."))}
+    return {**groups, "seed": str(config.seed), **singles}
+
+
+def _write_inputs(folder: Path, config: Config, job: Job, dataset: Dataset, diff: str) -> None:
+    (folder / "config").mkdir(parents=True, exist_ok=True)
+    (folder / "config" / "composed.yaml").write_text(job.composed_yaml)
+    (folder / "config" / "resolved.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True))
+    (folder / "config" / "overrides.yaml").write_text(OmegaConf.to_yaml(list(job.overrides)))
+    (folder / "environment.txt").write_text(installed_packages())
+    (folder / "data.txt").write_text(dataset.report.render())
+    if diff:
+        (folder / "uncommitted.diff").write_text(diff)
+    save_preprocessing(dataset.preprocessing, folder / "checkpoint")
+
+
+def _attempt(config: Config, dataset: Dataset, memory: DeviceMemory, recorder: Recorder) -> Outcome:
+    """Train; an out-of-memory becomes an outcome with its phase, and frees everything that the attempt held."""
+    timeline = Timeline(memory)
+    results: list[EpochResult] = []
+    extra: dict[str, float] = {}
+    validation = _validation_windows(config, dataset)
+    naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
+    best_naive = min(naive, key=lambda name: naive[name].loss)
+    recorder.tag({"best_naive": best_naive})
+    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
+    phase: str | None = None
+    try:
+        extra = _train(config, dataset, validation, timeline, recorder, results)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        phase = timeline.interrupted.phase if timeline.interrupted else "between phases"
+        recorder.outcome = "out_of_memory"
+        recorder.tag({"out_of_memory_phase": phase, "error": str(error)})
+    finally:
+        write_timeline(timeline.records, memory, recorder.folder, recorder.name)
+    # The exception held the frames that held the model; out here it is gone.
+    memory.clear_cache()
+    summary = run_summary(results, timeline.records, naive[best_naive], memory.quantity) | extra
+    recorder.log({f"summary/{key}": value for key, value in summary.items()})
+    return Outcome(recorder.run_id, recorder.name, recorder.outcome, phase, summary)
+
+
+def _validation_windows(config: Config, dataset: Dataset) -> Tensor:
+    most = config.trainer.limit_validation_batches
+    return spread_over(dataset.windows["validation"], most and most * config.batch.validation)
+
+
+def _train(
+    config: Config, dataset: Dataset, validation: Tensor, timeline: Timeline, recorder: Recorder, results: list[EpochResult]
+) -> dict[str, float]:
+    """Train to the end, recording every epoch and keeping the best weights; returns figures beside the epochs' own."""
+    memory, device = timeline.memory, timeline.memory.device
+    with timeline.phase("setup"):
+        torch.manual_seed(config.seed)
+        placed = dataset.to(device)
+        validation = validation.to(device)
+        model = build_model(config, dataset).to(device)
+        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters()))
+    trainer = Trainer(
+        model=model,
+        quantiles=torch.tensor(config.model.quantiles, device=device),
+        owner=owner,
+        policy=POLICIES[config.policy.residency.value],
+        timeline=timeline,
+        config=config.trainer,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        seed=config.seed,
+    )
+    train = placed.windows["train"]
+    extra = {"parameters": float(sum(parameter.numel() for parameter in model.parameters()))}
+    log.info(
+        "%s on %s: %s parameters, %s training and %s validation windows",
+        recorder.name,
+        device_name(device),
+        f"{extra['parameters']:,.0f}",
+        f"{len(train):,}",
+        f"{len(validation):,}",
+    )
+    checkpoint = recorder.folder / "checkpoint"
+    batches = {"train": trainer.batches(len(train))[0], "validation": -(-len(validation) // config.batch.validation)}
+    with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
+        trainer.on_batch = progress.advance
+        for result in trainer.epochs(placed.gather, train, validation):
+            results.append(result)
+            metrics = epoch_metrics(result, memory.quantity)
+            recorder.log(metrics, step=result.epoch + 1)
+            progress.epoch(result.epoch + 1, metrics)
+            if result.improved:
+                save_weights(model, checkpoint)
+    if len(placed.windows["test"]):
+        load_weights(model, checkpoint)
+        with timeline.phase("test", len(results)):
+            test = trainer.evaluate(placed.gather, placed.windows["test"], device)
+        extra |= quality_metrics(test, "test_")
+    return extra
+
+
+def build_model(config: Config, dataset: Dataset) -> TemporalFusionTransformer:
+    shape = config.model
+    return TemporalFusionTransformer(
+        dataset.sizes,
+        hidden_size=shape.hidden_size,
+        attention_heads=shape.attention_heads,
+        lstm_layers=shape.lstm_layers,
+        dropout=shape.dropout,
+        lookback=shape.lookback,
+        horizon=shape.horizon,
+        quantiles=shape.quantiles,
+    )

@@ -1,0 +1,240 @@
+"""What a device's memory holds now and held at its peak, each figure with its source.
+
+One small interface over CUDA (and XPU, whose torch API has the same names), MPS and the CPU. All figures are MiB.
+A figure that a device does not give is None, never 0: on a CPU build `torch.cuda.max_memory_allocated()` silently
+returns 0, so nothing here asks a device for what it does not keep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A device's memory at one moment, or at its peak.
+
+    `allocated_mib` is what `DeviceMemory.quantity` names; `reserved_mib` the caching allocator's segments;
+    `driver_mib` all that the driver has given out on that card, contexts and other processes included.
+    """
+
+    allocated_mib: float
+    reserved_mib: float | None = None
+    driver_mib: float | None = None
+
+
+class DeviceMemory(Protocol):
+    """Reads one device's memory. `quantity` is the word that stands in metric names: allocated, or rss."""
+
+    device: torch.device
+    quantity: str
+    source: str
+    capacity_mib: float | None
+
+    def now(self) -> Reading: ...
+
+    def reset_peak(self) -> None:
+        """Start a new interval for `peak`."""
+
+    def peak(self) -> Reading:
+        """The highest figures since `reset_peak`."""
+
+    def clear_cache(self) -> None:
+        """Give memory that holds no tensor back to the driver or the system."""
+
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+
+
+class AcceleratorMemory:
+    """CUDA and XPU: torch's caching allocator keeps exact figures and peaks."""
+
+    quantity = "allocated"
+
+    def __init__(self, device: torch.device, capacity_mib: int | None = None, context_mib: int = 0) -> None:
+        self.device = device
+        self._api: ModuleType = getattr(torch, device.type)
+        self._api.init()
+        total_mib = self._api.mem_get_info(device)[1] / MIB
+        self.capacity_mib: float | None = total_mib
+        self.source = f"torch caching allocator ({device.type})"
+        if capacity_mib is not None:
+            # The cap holds the caching allocator alone, so the context's share is taken off it beforehand.
+            usable = capacity_mib - context_mib
+            if usable >= total_mib:
+                raise ValueError(f"a card of {total_mib:.0f} MiB cannot stand for one of {capacity_mib} MiB")
+            self._api.set_per_process_memory_fraction(usable / total_mib, device)
+            self.capacity_mib = float(usable)
+            self.source += f", capped at {usable} MiB"
+
+    def now(self) -> Reading:
+        free, total = self._api.mem_get_info(self.device)
+        return Reading(
+            self._api.memory_allocated(self.device) / MIB,
+            self._api.memory_reserved(self.device) / MIB,
+            (total - free) / MIB,
+        )
+
+    def reset_peak(self) -> None:
+        self._api.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> Reading:
+        return Reading(self._api.max_memory_allocated(self.device) / MIB, self._api.max_memory_reserved(self.device) / MIB)
+
+    def clear_cache(self) -> None:
+        gc.collect()
+        self._api.empty_cache()
+
+    def synchronize(self) -> None:
+        self._api.synchronize(self.device)
+
+
+class Sampler:
+    """The highest value of a figure that its owner keeps no peak of: read every few milliseconds by a thread.
+
+    A peak shorter than the interval is missed, so the source says that the figure is sampled.
+    """
+
+    def __init__(self, read: Any, interval_seconds: float) -> None:
+        self._read = read
+        self._interval = interval_seconds
+        self._lock = threading.Lock()
+        self._highest: int = read()
+        threading.Thread(target=self._run, daemon=True, name="memory-sampler").start()
+
+    def _run(self) -> None:
+        tick = threading.Event()
+        while not tick.wait(self._interval):
+            self._see(self._read())
+
+    def _see(self, value: int) -> None:
+        with self._lock:
+            self._highest = max(self._highest, value)
+
+    def reset(self) -> None:
+        value = self._read()
+        with self._lock:
+            self._highest = value
+
+    def highest(self) -> int:
+        self._see(self._read())
+        return self._highest
+
+
+SAMPLE_SECONDS = 0.005
+
+
+class MpsMemory:
+    """Apple's MPS: the allocator gives its present figures but no peak."""
+
+    quantity = "allocated"
+    source = f"torch MPS allocator; peaks sampled every {SAMPLE_SECONDS * 1000:.0f} ms"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.capacity_mib: float | None = torch.mps.recommended_max_memory() / MIB
+        self._sampler = Sampler(torch.mps.current_allocated_memory, SAMPLE_SECONDS)
+
+    def now(self) -> Reading:
+        return Reading(torch.mps.current_allocated_memory() / MIB, driver_mib=torch.mps.driver_allocated_memory() / MIB)
+
+    def reset_peak(self) -> None:
+        self._sampler.reset()
+
+    def peak(self) -> Reading:
+        return Reading(self._sampler.highest() / MIB)
+
+    def clear_cache(self) -> None:
+        gc.collect()
+        torch.mps.empty_cache()
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+
+class ProcessMemory:
+    """The CPU: resident memory of this process, all libraries included.
+
+    On Linux the kernel's own high-water mark (VmHWM) is reset by writing 5 to /proc/self/clear_refs (proc(5)), so the
+    peak of a phase is exact. Elsewhere it is sampled.
+    """
+
+    quantity = "rss"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.capacity_mib: float | None = psutil.virtual_memory().total / MIB
+        self._process = psutil.Process()
+        self._sampler: Sampler | None = None
+        try:
+            self._clear_high_water_mark()
+            self.source = "process RSS; peaks from the kernel's high-water mark"
+        except OSError:
+            self._sampler = Sampler(self._rss, SAMPLE_SECONDS)
+            self.source = f"process RSS; peaks sampled every {SAMPLE_SECONDS * 1000:.0f} ms"
+
+    def _rss(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    @staticmethod
+    def _clear_high_water_mark() -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def now(self) -> Reading:
+        return Reading(self._rss() / MIB)
+
+    def reset_peak(self) -> None:
+        if self._sampler is not None:
+            self._sampler.reset()
+        else:
+            self._clear_high_water_mark()
+
+    def peak(self) -> Reading:
+        if self._sampler is not None:
+            return Reading(self._sampler.highest() / MIB)
+        status = Path("/proc/self/status").read_text()
+        kib = int(status.split("VmHWM:", 1)[1].split(maxsplit=1)[0])
+        return Reading(kib / 1024)
+
+    def clear_cache(self) -> None:
+        gc.collect()
+        if sys.platform == "linux":
+            # glibc alone has it; musl gives memory back by itself.
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+
+    def synchronize(self) -> None:
+        return None
+
+
+def open_memory(device: torch.device, capacity_mib: int | None = None, context_mib: int = 0) -> DeviceMemory:
+    """The memory of `device`. Raises ValueError where a card is smaller than the capacity that it shall stand for."""
+    if device.type in ("cuda", "xpu"):
+        return AcceleratorMemory(device, capacity_mib, context_mib)
+    if device.type == "mps":
+        return MpsMemory(device)
+    return ProcessMemory()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out, on a device or on the host.
+
+    torch has a type for devices; the CPU allocator raises a plain RuntimeError (c10/core/impl/alloc_cpu.cpp) that
+    only its text tells apart.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

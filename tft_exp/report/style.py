@@ -1,0 +1,36 @@
+"""The look that all pictures share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PHASE_COLORS = {
+    "setup": "#7f7f7f",
+    "train": "#4269d0",
+    "before_validation": "#ff8c00",
+    "validation": "#3a9d5d",
+    "after_validation": "#a463f2",
+    "test": "#9c6b4e",
+}
+
+
+def new_figure(*, width: float, height: float, columns: int = 1) -> tuple[Figure, Axes]:
+    """A figure of its own, outside pyplot's global list, so that a sweep's figures do not pile up in memory."""
+    figure, axes = new_figures(width=width, height=height, columns=1)
+    return figure, axes[0]
+
+
+def new_figures(*, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.tick_params(labelsize=8)
+        one.title.set_fontsize(10)
+    return figure, axes

@@ -1,0 +1,84 @@
+"""Writes one run to MLflow: once at the start, once an epoch, once at the end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tft_exp.tracking.store import Store, mend_stale_runs, open_store, process_tags
+
+# MLflow cuts longer values, with a warning that nobody reads.
+TAG_LENGTH = 8000
+PARAM_LENGTH = 6000
+
+STATUS = {"finished": "FINISHED", "out_of_memory": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+
+
+class Killed(BaseException):
+    """The process was asked to end (SIGTERM). Not an Exception: nothing but the recorder may take it for a failure."""
+
+
+@dataclass
+class Recorder:
+    """One open run. `folder` is what becomes its artifacts: write files there, they are sent when the run ends."""
+
+    store: Store
+    run_id: str
+    name: str
+    folder: Path
+    outcome: str = "finished"
+    _tags: dict[str, str] = field(default_factory=dict)
+
+    def log(self, metrics: Mapping[str, float], *, step: int = 0) -> None:
+        """Write metrics in one call. None of them may be None; a figure that was not measured is left out."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self.store.client.log_batch(self.run_id, metrics=[Metric(key, float(value), now, step) for key, value in metrics.items()])
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self.store.client.log_batch(self.run_id, tags=[RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()])
+
+    def close(self) -> None:
+        """Send the artifacts, then say how the run ended; a run that says FINISHED has everything."""
+        try:
+            if any(self.folder.iterdir()):
+                self.store.client.log_artifacts(self.run_id, str(self.folder))
+        finally:
+            self.tag({"outcome": self.outcome})
+            self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
+
+
+@contextmanager
+def record_run(
+    *, uri: str | None, home: str, experiment: str, name: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
+) -> Iterator[Recorder]:
+    """Open a run that ends in every case: an exception makes it FAILED with its traceback, SIGTERM and Ctrl-C KILLED."""
+    from mlflow.entities import Param
+
+    store = open_store(uri, home, experiment)
+    mend_stale_runs(store)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = store.client.create_run(
+        store.experiment_id, run_name=name, tags={**process_tags(), **{k: v[:TAG_LENGTH] for k, v in tags.items()}}
+    )
+    recorder = Recorder(store, run.info.run_id, name, folder)
+    store.client.log_batch(run.info.run_id, params=[Param(key, value[:PARAM_LENGTH]) for key, value in params.items()])
+    try:
+        yield recorder
+    except (Killed, KeyboardInterrupt):
+        recorder.outcome = "killed"
+        raise
+    except BaseException as error:
+        recorder.outcome = "failed"
+        (folder / "traceback.txt").write_text(traceback.format_exc())
+        recorder.tag({"error": f"{type(error).__name__}: {error}"})
+        raise
+    finally:
+        recorder.close()

@@ -1,0 +1,75 @@
+"""Reads runs back from MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tft_exp.errors import TrackingError
+from tft_exp.tracking.store import Store
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run as recorded. `metrics` holds the last value of each metric, `started` milliseconds since 1970."""
+
+    run_id: str
+    name: str
+    status: str
+    started: int
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @property
+    def outcome(self) -> str:
+        return self.tags.get("outcome", "running")
+
+
+def load_sweep(store: Store, sweep_id: str | None = None) -> tuple[str, list[RunRow]]:
+    """The runs of a sweep in the order of its jobs; of the latest sweep where none is named. Raises TrackingError."""
+    if sweep_id is None:
+        latest = _search(store, "tags.sweep_id LIKE '%'", most=1)
+        if not latest:
+            raise TrackingError(
+                f"there is no sweep in the experiment {store.experiment.name!r}",
+                where=store.uri,
+                mend="run one: tft-exp train experiment=demo",
+            )
+        sweep_id = latest[0].tags["sweep_id"]
+    rows = _search(store, f"tags.sweep_id = '{sweep_id}'") if "'" not in sweep_id else []
+    if not rows:
+        raise TrackingError(
+            f"there is no sweep {sweep_id!r} in the experiment {store.experiment.name!r}",
+            where=store.uri,
+            mend="tft-exp compare without a name shows the latest one",
+        )
+    return sweep_id, sorted(rows, key=lambda row: int(row.tags.get("job", "0")))
+
+
+def _search(store: Store, filter_string: str, most: int | None = None) -> list[RunRow]:
+    rows: list[RunRow] = []
+    token: str | None = None
+    while True:
+        page = store.client.search_runs(
+            [store.experiment_id],
+            filter_string=filter_string,
+            order_by=["attributes.start_time DESC"],
+            max_results=most or 1000,
+            page_token=token,
+        )
+        rows += [
+            RunRow(
+                run.info.run_id,
+                run.info.run_name or "",
+                run.info.status,
+                run.info.start_time or 0,
+                run.data.params,
+                run.data.tags,
+                run.data.metrics,
+            )
+            for run in page
+        ]
+        token = page.token
+        if not token or (most is not None and len(rows) >= most):
+            return rows[:most]

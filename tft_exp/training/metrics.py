@@ -1,0 +1,78 @@
+"""An epoch and a run as named figures: the names that MLflow, the table and the plots use."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from tft_exp.memory.timeline import PhaseRecord
+from tft_exp.training.trainer import EpochResult, Quality
+
+
+def quality_metrics(quality: Quality, prefix: str) -> dict[str, float]:
+    """`<prefix>loss`, and `<prefix>q_risk_p10` ... by quantile."""
+    risks = {f"{prefix}q_risk_p{quantile * 100:.3g}": risk for quantile, risk in quality.q_risk.items()}
+    return {f"{prefix}loss": quality.loss, **risks}
+
+
+def phase_metrics(record: PhaseRecord, quantity: str) -> dict[str, float]:
+    """Memory of one phase. `quantity` says what was read: allocated (a device's tensors) or rss (the process)."""
+    named = {
+        f"start_{quantity}_mib": record.start.allocated_mib,
+        f"end_{quantity}_mib": record.end.allocated_mib,
+        f"peak_{quantity}_mib": record.peak.allocated_mib,
+        "end_reserved_mib": record.end.reserved_mib,
+        "peak_reserved_mib": record.peak.reserved_mib,
+        "end_driver_mib": record.end.driver_mib,
+    }
+    return {f"memory/{record.phase}_{key}": value for key, value in named.items() if value is not None}
+
+
+def epoch_metrics(result: EpochResult, quantity: str) -> dict[str, float]:
+    """The metrics of one epoch, by their MLflow names."""
+    return {
+        "train/loss": result.train_loss,
+        **quality_metrics(result.validation, "val/"),
+        "epoch/seconds": result.seconds,
+        "epoch/train_seconds": result.phase("train").seconds,
+        "epoch/validation_seconds": result.phase("validation").seconds,
+        "epoch/policy_seconds": result.policy_seconds,
+        "epoch/windows_per_second": result.windows_per_second,
+        "epoch/learning_rate": result.learning_rate,
+        "memory/optimizer_state_mib": result.optimizer_state_mib,
+        "memory/freed_before_validation_mib": result.phase("before_validation").freed_mib,
+        **{key: value for record in result.phases for key, value in phase_metrics(record, quantity).items()},
+    }
+
+
+def run_summary(results: Sequence[EpochResult], records: Sequence[PhaseRecord], naive: Quality | None, quantity: str) -> dict[str, float]:
+    """What stands for a whole run, or for as much of it as there was before memory ran out.
+
+    Speeds are medians that leave out the first epoch, which pays for warming up, where there are more. `skill` is one
+    less the validation loss over that of the best naive forecast: 0 is no better than it.
+    """
+    summary = {"epochs": float(len(results)), **_peaks(records, quantity)}
+    if not results or naive is None:
+        return summary
+    best = min(results, key=lambda result: result.validation.loss)
+    settled = results[1:] or results
+    if naive.loss > 0:
+        summary["skill"] = 1.0 - best.validation.loss / naive.loss
+    return {
+        **summary,
+        "epoch_seconds": statistics.median(result.seconds for result in settled),
+        "policy_seconds": statistics.median(result.policy_seconds for result in settled),
+        "windows_per_second": statistics.median(result.windows_per_second for result in settled),
+        "optimizer_state_mib": max(result.optimizer_state_mib for result in results),
+        "freed_before_validation_mib": statistics.median(result.phase("before_validation").freed_mib for result in results),
+        **quality_metrics(best.validation, "val_"),
+        **quality_metrics(naive, "naive_"),
+    }
+
+
+def _peaks(records: Sequence[PhaseRecord], quantity: str) -> dict[str, float]:
+    peaks: dict[str, float] = {}
+    for record in records:
+        for key in (f"peak_{quantity}_mib", f"{record.phase}_peak_{quantity}_mib"):
+            peaks[key] = max(peaks.get(key, 0.0), record.peak.allocated_mib)
+    return peaks

@@ -1,0 +1,234 @@
+"""Epochs and their phases: train, then validate under the optimizer-memory policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tft_exp.config import BatchConfig, OptimizerConfig, Precision, TrainerConfig
+from tft_exp.data.windows import Batch
+from tft_exp.errors import TrainingError
+from tft_exp.memory.policies import OptimizerOwner, Policy, state_mib
+from tft_exp.memory.timeline import PhaseRecord, Timeline
+from tft_exp.model.inputs import Inputs
+from tft_exp.model.quantiles import QuantileRisk, quantile_loss
+from tft_exp.training.optimizers import learning_rate_at, set_learning_rate
+
+AUTOCAST = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+# Gathers the batch of some windows, an int64 tensor [batch, 2]; data.dataset.Dataset.gather in a run.
+Gather = Callable[[Tensor], Batch]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Forecast quality over a split. `loss` is the mean quantile loss of the scaled target; `q_risk` is by quantile,
+    in the target's own unit (Lim et al. 2021, eq. 26)."""
+
+    loss: float
+    q_risk: dict[float, float]
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one epoch did and cost. Seconds are wall seconds with the device idle at both ends."""
+
+    epoch: int
+    train_loss: float
+    validation: Quality
+    learning_rate: float
+    steps: int
+    windows: int
+    optimizer_state_mib: float
+    phases: list[PhaseRecord]
+    improved: bool
+
+    @property
+    def seconds(self) -> float:
+        return sum(record.seconds for record in self.phases)
+
+    @property
+    def policy_seconds(self) -> float:
+        return self.phase("before_validation").seconds + self.phase("after_validation").seconds
+
+    @property
+    def windows_per_second(self) -> float:
+        return self.windows / self.phase("train").seconds
+
+    def phase(self, name: str) -> PhaseRecord:
+        return next(record for record in self.phases if record.phase == name)
+
+
+@dataclass
+class Trainer:
+    """Trains `model` on windows, an int64 tensor [windows, 2] for training and one for validation.
+
+    `on_batch` is called with the phase's name after every batch, without waiting for the device.
+    """
+
+    model: nn.Module
+    quantiles: Tensor
+    owner: OptimizerOwner
+    policy: Policy
+    timeline: Timeline
+    config: TrainerConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    seed: int
+    on_batch: Callable[[str], None] = lambda phase: None
+    best_loss: float = field(default=math.inf, init=False)
+
+    def __post_init__(self) -> None:
+        self.device = self.timeline.memory.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision is Precision.fp16)
+        self.order = torch.Generator().manual_seed(self.seed)
+        self.step = 0
+
+    def batches(self, windows: int) -> tuple[int, int]:
+        """Batches of a training epoch over so many windows, and optimizer steps."""
+        batches = math.ceil(windows / self.batch.train)
+        if self.config.limit_train_batches is not None:
+            batches = min(batches, self.config.limit_train_batches)
+        return batches, math.ceil(batches / self.batch.accumulate)
+
+    def epochs(self, gather: Gather, train: Tensor, validation: Tensor) -> Iterator[EpochResult]:
+        """Run epoch after epoch; what the caller does between two of them is in no timed or measured phase.
+
+        Raises TrainingError where a loss is no finite number, and whatever the device raises when memory runs out.
+        """
+        total_steps = self.batches(len(train))[1] * self.config.max_epochs
+        stale = 0
+        for epoch in range(self.config.max_epochs):
+            with self.timeline.phase("train", epoch):
+                losses = self._train(gather, train, total_steps)
+            state = state_mib(self.owner.current)
+            with ExitStack() as residency:
+                with self.timeline.phase("before_validation", epoch):
+                    device = residency.enter_context(self.policy(self.owner, self.model, self.timeline.memory))
+                with self.timeline.phase("validation", epoch):
+                    quality = self.evaluate(gather, validation, device)
+                with self.timeline.phase("after_validation", epoch):
+                    residency.close()
+            train_loss = self._mean_loss(losses, epoch)
+            if not math.isfinite(quality.loss):
+                raise TrainingError(
+                    f"the validation loss became {quality.loss} in epoch {epoch + 1}",
+                    mend="lower optimizer.learning_rate, or look for outliers with tft-exp check",
+                )
+            improved = quality.loss < self.best_loss
+            self.best_loss = min(self.best_loss, quality.loss)
+            stale = 0 if improved else stale + 1
+            windows = min(len(train), losses.numel() * self.batch.train)
+            learning_rate = self.owner.current.param_groups[0]["lr"]
+            steps = self.batches(len(train))[1]
+            phases = self.timeline.of_epoch(epoch)
+            yield EpochResult(epoch, train_loss, quality, learning_rate, steps, windows, state, phases, improved)
+            patience = self.config.early_stopping_patience
+            if patience is not None and stale >= patience:
+                return
+
+    def _train(self, gather: Gather, windows: Tensor, total_steps: int) -> Tensor:
+        """One pass over shuffled windows; the loss of every batch, on the device, [batches]."""
+        self.model.train()
+        batches, _ = self.batches(len(windows))
+        order = torch.randperm(len(windows), generator=self.order)[: batches * self.batch.train]
+        shuffled = windows[order.to(windows.device)]
+        losses = torch.full((batches,), math.nan, device=self.device)
+        index = 0
+        for of_step in shuffled.split(self.batch.train * self.batch.accumulate):
+            for of_batch in of_step.split(self.batch.train):
+                # Weighted by its share of the step's windows, so that accumulation equals one large batch.
+                loss = self._loss(gather(of_batch))
+                self.scaler.scale(loss * (len(of_batch) / len(of_step))).backward()
+                losses[index] = loss.detach()
+                index += 1
+                self.on_batch("train")
+            self._optimizer_step(total_steps)
+        return losses
+
+    def _loss(self, batch: Batch) -> Tensor:
+        with torch.autocast(self.device.type, AUTOCAST[self.config.precision], enabled=self.config.precision is not Precision.fp32):
+            forecast = self.model(batch.inputs)
+        return quantile_loss(forecast, batch.target, self.quantiles)
+
+    def _optimizer_step(self, total_steps: int) -> None:
+        optimizer = self.owner.current
+        learning_rate = learning_rate_at(
+            self.step,
+            base=self.optimizer.learning_rate,
+            schedule=self.config.schedule,
+            warmup_steps=self.config.warmup_steps,
+            total_steps=total_steps,
+        )
+        set_learning_rate(optimizer, learning_rate)
+        if self.config.gradient_clip_norm is not None:
+            self.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip_norm)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def evaluate(self, gather: Gather, windows: Tensor, device: torch.device) -> Quality:
+        """Forecast quality over `windows`, int64 [windows, 2], computed on `device`."""
+        self.model.eval()
+        quantiles = self.quantiles.to(device)
+        score = QualityMeter(quantiles)
+        precision = AUTOCAST[self.config.precision]
+        with torch.no_grad():
+            for part in windows.split(self.batch.validation):
+                batch = batch_to(gather(part), device)
+                with torch.autocast(device.type, precision, enabled=self.config.precision is not Precision.fp32):
+                    forecast = self.model(batch.inputs)
+                score.update(forecast, batch)
+                self.on_batch("validation")
+        return score.result()
+
+    def _mean_loss(self, losses: Tensor, epoch: int) -> float:
+        finite = torch.isfinite(losses)
+        if not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise TrainingError(
+                f"the training loss became {float(losses[first])} in epoch {epoch + 1}, batch {first + 1} of {len(losses)}",
+                mend="lower optimizer.learning_rate, set trainer.gradient_clip_norm, or look for outliers with tft-exp check",
+            )
+        return float(losses.mean())
+
+
+def batch_to(batch: Batch, device: torch.device) -> Batch:
+    """The batch on `device`; the same tensors where they are there already."""
+    inputs = Inputs(*(tensor.to(device) for tensor in batch.inputs))
+    return Batch(inputs, batch.target.to(device), batch.location.to(device), batch.scale.to(device))
+
+
+def spread_over(windows: Tensor, most: int | None) -> Tensor:
+    """At most `most` of the windows, spaced evenly, so that every entity and time has its share."""
+    if most is None or len(windows) <= most:
+        return windows
+    return windows[torch.linspace(0, len(windows) - 1, most, dtype=torch.float64).long()]
+
+
+class QualityMeter:
+    """Accumulates forecast quality on the device, without waiting for it batch by batch."""
+
+    def __init__(self, quantiles: Tensor) -> None:
+        self._quantiles = quantiles
+        self._risk = QuantileRisk(quantiles)
+        self._loss = torch.zeros((), device=quantiles.device)
+        self._windows = 0
+
+    def update(self, forecast: Tensor, batch: Batch) -> None:
+        """`forecast` is scaled, [batch, horizon, quantiles]."""
+        forecast = forecast.float()
+        self._loss += quantile_loss(forecast, batch.target, self._quantiles) * len(batch.target)
+        self._windows += len(batch.target)
+        location, scale = batch.location[:, None], batch.scale[:, None]
+        self._risk.update(forecast * scale[..., None] + location[..., None], batch.target * scale + location)
+
+    def result(self) -> Quality:
+        return Quality(float(self._loss) / max(1, self._windows), self._risk.compute())
