@@ -28,15 +28,16 @@ ui: $(INSTALLED)
 $(INSTALLED): pyproject.toml requirements.lock
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar off -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --progress-bar off -c requirements.lock -e '.[dev]'
 	touch $@
 
 lock:
-	rm -rf $(VENV)/lock
-	$(PYTHON) -m venv $(VENV)/lock
-	$(VENV)/lock/bin/python -m pip install --quiet torch==2.13.0 mlflow==3.17.2 -r requirements.in
-	$(VENV)/lock/bin/python -m pip freeze --exclude-editable > requirements.lock
+	rm -rf $(VENV)-lock
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet torch==2.13.0 mlflow==3.17.2 -e '.[dev]'
+	echo "# Exact versions of everything installed: make lock writes this file." > requirements.lock
+	$(VENV)-lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> requirements.lock
+	rm -rf $(VENV)-lock
 
 clean:
 	rm -rf $(VENV) dist

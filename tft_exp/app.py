@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tft_exp.compose import VERSION_BASE, conf_dir, explain, register_schema, to_config
 from tft_exp.config import TrackingConfig
-from tft_exp.errors import ConfigError, UserError
+from tft_exp.errors import ConfigError, Killed, UserError
 
 if TYPE_CHECKING:
     from tft_exp.experiment import Outcome
@@ -107,8 +107,6 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def _on_terminate(number: int, frame: FrameType | None) -> None:
-    from tft_exp.tracking.recorder import Killed
-
     raise Killed(f"signal {number}")
 
 

@@ -26,7 +26,7 @@ examples:
 
 def main() -> None:
     """Entry point: exit code 2 and a clear message where the user's input cannot be used."""
-    from tft_exp.errors import UserError
+    from tft_exp.errors import Killed, UserError
 
     try:
         code = _dispatch(sys.argv[1:])
@@ -36,6 +36,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
+    except Killed:
+        print("terminated", file=sys.stderr)
+        code = 143
     except BrokenPipeError:
         # The reader of our output has gone (tft-exp compare | head); that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

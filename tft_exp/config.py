@@ -350,6 +350,13 @@ class Config:
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
+        season = self.data.season_length
+        _require(
+            season is None or season <= self.model.lookback,
+            "data.season_length",
+            season,
+            f"the season must lie within model.lookback={self.model.lookback}",
+        )
         if self.features.kind is not FeatureSet.none:
             for name in ("open", "high", "low", "close", "volume"):
                 _require(

@@ -44,3 +44,7 @@ class TrainingError(UserError):
 
 class TrackingError(UserError):
     """The MLflow store cannot be opened or holds nothing that matches."""
+
+
+class Killed(BaseException):
+    """The process was asked to end (SIGTERM). Not an Exception, so that nothing takes it for the failure of a job."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tft_exp.errors import Killed
 from tft_exp.tracking.store import Store, mend_stale_runs, open_store, process_tags
 
 # MLflow cuts longer values, with a warning that nobody reads.
@@ -16,10 +17,6 @@ TAG_LENGTH = 8000
 PARAM_LENGTH = 6000
 
 STATUS = {"finished": "FINISHED", "out_of_memory": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-
-
-class Killed(BaseException):
-    """The process was asked to end (SIGTERM). Not an Exception: nothing but the recorder may take it for a failure."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ def _quality(dataset: Dataset, windows: Tensor, quantiles: Tensor, season: int |
 
 def _targets(dataset: Dataset, windows: Tensor) -> Tensor:
     steps = torch.arange(dataset.lookback, dataset.lookback + dataset.horizon)
-    return dataset.target[windows[:, 1:] + steps]
+    return dataset.tensors.target[windows[:, 1:] + steps]
 
 
 def _anchor(dataset: Dataset, windows: Tensor, season: int | None) -> Tensor:
@@ -46,4 +46,4 @@ def _anchor(dataset: Dataset, windows: Tensor, season: int | None) -> Tensor:
     ahead = torch.arange(dataset.horizon)
     # The last season before the forecast, repeated; with a season of one bar that is the last value.
     back = dataset.lookback - season + ahead % season
-    return dataset.target[windows[:, 1:] + back]
+    return dataset.tensors.target[windows[:, 1:] + back]

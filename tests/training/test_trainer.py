@@ -1,0 +1,225 @@
+"""The trainer on real bars: what each policy does to training, and what the epochs' figures mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tft_exp.compose import compose_config
+from tft_exp.config import BatchConfig, Config, OptimizerConfig, Precision, Schedule, TrainerConfig
+from tft_exp.data.dataset import Dataset, load_dataset
+from tft_exp.errors import TrainingError
+from tft_exp.experiment import build_model
+from tft_exp.memory.devices import ProcessMemory
+from tft_exp.memory.policies import POLICIES, OptimizerOwner
+from tft_exp.memory.timeline import Timeline
+from tft_exp.model.tft import TemporalFusionTransformer
+from tft_exp.training.checkpoint import load_weights, save_weights
+from tft_exp.training.naive import naive_qualities
+from tft_exp.training.optimizers import build_optimizer
+from tft_exp.training.trainer import EpochResult, Trainer, spread_over
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose_config(["model=tiny", "device=cpu"])
+
+
+@pytest.fixture(scope="module")
+def dataset(config: Config) -> Dataset:
+    return load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+
+
+def trainer_for(
+    config: Config,
+    dataset: Dataset,
+    policy: str = "keep",
+    optimizer: OptimizerConfig | None = None,
+    batch: BatchConfig | None = None,
+    **settings: object,
+) -> Trainer:
+    torch.manual_seed(0)
+    model = build_model(config, dataset)
+    chosen = optimizer or config.optimizer
+    trainer = TrainerConfig(**{"max_epochs": 3, "limit_train_batches": 3, **settings})  # type: ignore[arg-type]
+    return Trainer(
+        model=model,
+        quantiles=torch.tensor(config.model.quantiles),
+        owner=OptimizerOwner(lambda: build_optimizer(chosen, model.parameters())),
+        policy=POLICIES[policy],
+        timeline=Timeline(ProcessMemory()),
+        config=trainer,
+        batch=batch or BatchConfig(train=16, validation=64),
+        optimizer=chosen,
+        seed=0,
+    )
+
+
+def fit(trainer: Trainer, dataset: Dataset) -> list[EpochResult]:
+    return list(trainer.epochs(dataset.gather, dataset.windows["train"], dataset.windows["validation"][:96]))
+
+
+def weights(trainer: Trainer) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def same_bits(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["offload", "clear_cache", "cpu_validation", "stash"])
+def test_policies_that_keep_the_state_train_bit_for_bit_as_keep(policy: str, config: Config, dataset: Dataset) -> None:
+    kept, other = trainer_for(config, dataset, "keep"), trainer_for(config, dataset, policy)
+    one, two = fit(kept, dataset), fit(other, dataset)
+    assert same_bits(weights(kept), weights(other))
+    assert [result.train_loss for result in one] == [result.train_loss for result in two]
+    assert [result.validation for result in one] == [result.validation for result in two]
+
+
+def test_recreate_is_keep_until_its_first_rebuild(config: Config, dataset: Dataset) -> None:
+    kept, recreated = trainer_for(config, dataset, "keep", max_epochs=1), trainer_for(config, dataset, "recreate", max_epochs=1)
+    fit(kept, dataset), fit(recreated, dataset)
+    assert same_bits(weights(kept), weights(recreated))
+    assert len(recreated.owner.current.state) == 0
+    kept, recreated = trainer_for(config, dataset, "keep", max_epochs=2), trainer_for(config, dataset, "recreate", max_epochs=2)
+    fit(kept, dataset), fit(recreated, dataset)
+    assert not same_bits(weights(kept), weights(recreated))
+
+
+def test_the_learning_rate_goes_on_over_a_rebuild(config: Config, dataset: Dataset) -> None:
+    settings = {"schedule": Schedule.cosine, "warmup_steps": 2}
+    kept = fit(trainer_for(config, dataset, "keep", **settings), dataset)
+    recreated = trainer_for(config, dataset, "recreate", **settings)
+    used: list[float] = []
+    for result in recreated.epochs(dataset.gather, dataset.windows["train"], dataset.windows["validation"][:96]):
+        used.append(result.learning_rate)
+    assert used == [result.learning_rate for result in kept]
+    assert len(set(used)) == 3
+    assert recreated.step == 9
+
+
+def test_state_is_measured_where_it_is(config: Config, dataset: Dataset) -> None:
+    trainer = trainer_for(config, dataset, max_epochs=1)
+    (result,) = fit(trainer, dataset)
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    assert result.optimizer_state_mib * 2**20 == pytest.approx(8 * parameters, rel=0.01)
+
+
+def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -> None:
+    """The last step of the epoch has fewer windows than the others, in uneven parts; dropout is off to compare."""
+    windows = dataset.windows["train"][:100]
+    sgd = replace(compose_config(["optimizer=sgd"]).optimizer, learning_rate=0.1, momentum=0.0)
+    calm = compose_config(["model=tiny", "model.dropout=0"])
+    trained = []
+    for batch in (BatchConfig(train=48, accumulate=1), BatchConfig(train=16, accumulate=3)):
+        trainer = trainer_for(calm, dataset, optimizer=sgd, batch=batch, limit_train_batches=None, gradient_clip_norm=0.05)
+        trainer.model.double()
+        double = dataset_in_double(dataset)
+        trainer._train(double.gather, windows, total_steps=3)
+        assert trainer.step == 3
+        trained.append(weights(trainer))
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def dataset_in_double(dataset: Dataset) -> Dataset:
+    names = ("static_reals", "known_reals", "observed_reals", "target")
+    tensors = replace(dataset.tensors, **{name: getattr(dataset.tensors, name).double() for name in names})
+    return replace(dataset, tensors=tensors)
+
+
+def test_early_stopping_waits_for_its_patience(config: Config, dataset: Dataset) -> None:
+    # With a learning rate that moves no weight, no epoch after the first improves.
+    still = replace(config.optimizer, learning_rate=1e-30, weight_decay=0.0)
+    results = fit(trainer_for(config, dataset, optimizer=still, max_epochs=20, early_stopping_patience=3), dataset)
+    assert [result.improved for result in results] == [True, False, False, False]
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_place(config: Config, dataset: Dataset) -> None:
+    trainer = trainer_for(config, dataset)
+    with torch.no_grad():
+        next(iter(trainer.model.parameters())).fill_(math.nan)
+    with pytest.raises(TrainingError) as caught:
+        fit(trainer, dataset)
+    assert "training loss became nan in epoch 1, batch 1 of 3" in str(caught.value)
+    assert "learning_rate" in str(caught.value)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_every_precision_trains(precision: Precision, config: Config, dataset: Dataset) -> None:
+    trainer = trainer_for(config, dataset, precision=precision, max_epochs=2)
+    before = weights(trainer)
+    results = fit(trainer, dataset)
+    assert all(math.isfinite(result.train_loss) and math.isfinite(result.validation.loss) for result in results)
+    assert not same_bits(before, weights(trainer))
+
+
+def test_training_learns(config: Config, dataset: Dataset) -> None:
+    results = fit(trainer_for(config, dataset, max_epochs=5, limit_train_batches=30), dataset)
+    assert results[-1].train_loss < 0.8 * results[0].train_loss
+    assert results[0].windows == 30 * 16
+    assert [record.phase for record in results[0].phases] == ["train", "before_validation", "validation", "after_validation"]
+    assert results[0].seconds == pytest.approx(sum(record.seconds for record in results[0].phases))
+
+
+def test_validation_loss_is_of_all_windows_whatever_the_batch(config: Config, dataset: Dataset) -> None:
+    windows = dataset.windows["validation"][:100]
+    qualities = [
+        trainer_for(config, dataset, batch=BatchConfig(validation=size)).evaluate(dataset.gather, windows, torch.device("cpu"))
+        for size in (7, 100)
+    ]
+    assert qualities[0].loss == pytest.approx(qualities[1].loss, rel=1e-5)
+    for quantile, risk in qualities[0].q_risk.items():
+        assert risk == pytest.approx(qualities[1].q_risk[quantile], rel=1e-5)
+
+
+def test_spread_over_takes_its_share_of_the_whole(dataset: Dataset) -> None:
+    windows = torch.arange(200).reshape(100, 2)
+    assert spread_over(windows, None) is windows
+    assert spread_over(windows, 100) is windows
+    some = spread_over(windows, 10)
+    assert len(some) == len(set(some[:, 0].tolist())) == 10
+    assert (some[0, 0], some[-1, 0]) == (0, 198)
+
+
+def test_weights_on_disk_are_the_weights(config: Config, dataset: Dataset, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    one, other = build_model(config, dataset), build_model(config, dataset)
+    save_weights(one, tmp_path)
+    load_weights(other, tmp_path)
+    assert same_bits(list(one.parameters()), list(other.parameters()))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    wider = TemporalFusionTransformer(
+        dataset.sizes, hidden_size=24, attention_heads=2, lstm_layers=1, dropout=0.0, lookback=24, horizon=6, quantiles=[0.1, 0.5, 0.9]
+    )
+    with pytest.raises(RuntimeError):
+        load_weights(wider, tmp_path)
+
+
+def test_naive_forecasts_against_a_plain_loop(dataset: Dataset) -> None:
+    quantiles = torch.tensor([0.1, 0.5, 0.9])
+    windows = dataset.windows["validation"][:40]
+    train = dataset.windows["train"]
+    named = naive_qualities(dataset, windows, quantiles, season_length=4)
+    assert set(named) == {"climatology", "persistence", "seasonal"}
+    for name, season in (("persistence", 1), ("seasonal", 4)):
+
+        def split(window: Tensor, season: int = season) -> tuple[list[float], list[float]]:
+            first = int(window[1])
+            past = dataset.tensors.target[first : first + dataset.lookback].tolist()
+            future = dataset.tensors.target[first + dataset.lookback : first + dataset.lookback + dataset.horizon].tolist()
+            anchors = [past[len(past) - season + step % season] for step in range(dataset.horizon)]
+            return anchors, future
+
+        sample = train[:: max(1, len(train) // 20_000)]
+        distances = torch.tensor([[f - a for a, f in zip(*split(window), strict=True)] for window in sample])
+        total = 0.0
+        for window in windows:
+            for step, (anchor, future) in enumerate(zip(*split(window), strict=True)):
+                for q in quantiles:
+                    error = future - (anchor + float(torch.quantile(distances[:, step], q)))
+                    total += max(float(q) * error, (float(q) - 1) * error)
+        assert named[name].loss == pytest.approx(total / (len(windows) * dataset.horizon * 3), rel=1e-4)

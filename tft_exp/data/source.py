@@ -1,0 +1,191 @@
+"""Parquet and CSV in: only the needed columns, typed exactly, or an error that names file and column."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from tft_exp.errors import DataError
+
+DEMO = "demo:"
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
+CSV_ENDINGS = (".csv", ".txt", ".csv.gz")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Columns as read, and the files that they came from. `first_rows[i]` is the first row of `files[i]`."""
+
+    table: pa.Table
+    files: tuple[Path, ...]
+    first_rows: tuple[int, ...]
+    fingerprint: str
+
+    def place(self, row: int) -> str:
+        """Where a row of the table stands: its file and the number of the row in it, from 1."""
+        index = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        return f"{self.files[index].name} row {row - self.first_rows[index] + 1}"
+
+
+def find_files(path: str) -> tuple[Path, ...]:
+    """The files that `data.path` names: a packaged demo file, one file, or a folder's Parquet files in order of name."""
+    if path.startswith(DEMO):
+        demo = DEMO_FOLDER / f"{path.removeprefix(DEMO)}.parquet"
+        if not demo.exists():
+            names = ", ".join(f"{DEMO}{found.stem}" for found in sorted(DEMO_FOLDER.glob("*.parquet")))
+            raise DataError(f"there is no packaged data {path}", where="data.path", mend=f"packaged: {names}")
+        return (demo,)
+    given = Path(path)
+    if given.is_dir():
+        files = tuple(sorted(given.glob("*.parquet")))
+        if not files:
+            raise DataError(f"the folder {path} holds no *.parquet file", where="data.path")
+        return files
+    if not given.exists():
+        near = difflib.get_close_matches(given.name, [p.name for p in given.parent.glob("*")] if given.parent.is_dir() else [], n=1)
+        mend = f"did you mean {given.parent / near[0]}?" if near else "name a Parquet or CSV file, or a folder of Parquet files"
+        raise DataError(f"there is no file {path}", where="data.path", mend=mend)
+    return (given,)
+
+
+def read_source(path: str, columns: Sequence[str]) -> Source:
+    """Read `columns` of every file. Raises DataError for what cannot be read, naming the file."""
+    files = find_files(path)
+    tables = [_read(file, columns) for file in files]
+    for file, table in zip(files[1:], tables[1:], strict=True):
+        for ours, theirs in zip(tables[0].schema, table.schema, strict=True):
+            if ours.type != theirs.type:
+                raise DataError(
+                    f"the files of one folder differ: column {ours.name} is {ours.type} in {files[0].name} and {theirs.type} in {file.name}",
+                    where=f"{file}, column {ours.name}",
+                    mend="write them with one schema",
+                )
+    table = pa.concat_tables(tables)
+    if table.num_rows == 0:
+        raise DataError(f"{path} holds no rows", where=str(files[0]))
+    ends = np.cumsum([0, *(part.num_rows for part in tables)])
+    return Source(table, files, tuple(int(end) for end in ends[:-1]), fingerprint(files))
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """16 hex digits of the SHA-256 over the files' bytes, in order."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _read(file: Path, columns: Sequence[str]) -> pa.Table:
+    with file.open("rb") as stream:
+        magic = stream.read(4)
+    if not magic:
+        raise DataError(f"{file} is empty (0 bytes)", where=str(file))
+    try:
+        if magic == b"PARE":
+            raise DataError(f"{file} is encrypted, and there is no key for it", where=str(file), mend="write it without encryption")
+        if magic == b"PAR1":
+            return _read_parquet(file, columns)
+        if file.name.lower().endswith(CSV_ENDINGS):
+            return _read_csv(file, columns)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} is damaged and cannot be read: {reason}", where=str(file), mend="fetch or write the file again") from error
+    raise DataError(f"{file} is neither Parquet nor CSV", where=str(file), mend="give a .parquet or a .csv file")
+
+
+def _read_parquet(file: Path, columns: Sequence[str]) -> pa.Table:
+    # Without its own unit an INT96 stamp beyond 2262 would come out as a date around 1816.
+    with pq.ParquetFile(file, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
+        _require_columns(file, parquet.schema_arrow.names, columns)
+        return parquet.read(columns=list(columns)).select(list(columns))
+
+
+def _read_csv(file: Path, columns: Sequence[str]) -> pa.Table:
+    with pyarrow.csv.open_csv(file) as reader:
+        _require_columns(file, reader.schema.names, columns)
+    options = pyarrow.csv.ConvertOptions(include_columns=list(columns), strings_can_be_null=True)
+    return pyarrow.csv.read_csv(file, convert_options=options)
+
+
+def _require_columns(file: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in there]
+    if not missing:
+        return
+    guesses = [f"{name}: did you mean {near[0]}?" for name in missing if (near := difflib.get_close_matches(name, there, n=1))]
+    raise DataError(
+        f"{file} has no column {', '.join(missing)}",
+        where=str(file),
+        mend=f"{' '.join(guesses)} columns there: {', '.join(there)}; name yours in data.time, data.entities, data.bars.* ...".strip(),
+    )
+
+
+def times_us(source: Source, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """A time column as int64 microseconds UTC and a mask of empty rows. Raises DataError for other types."""
+    values = source.table[column]
+    kind = values.type
+    if pa.types.is_date(kind):
+        values = values.cast(pa.timestamp("ms"))
+    elif not pa.types.is_timestamp(kind):
+        mend = "write it as a timestamp or a date"
+        if pa.types.is_integer(kind):
+            mend += ": a number alone does not say whether it counts seconds, milliseconds or days"
+        raise DataError(f"the time column {column} is {kind}", where=f"{source.files[0]}, column {column}", mend=mend)
+    zone = values.type.tz  # a stamp with a zone is stored as UTC already; without one it is taken as UTC
+    try:
+        values = values.cast(pa.timestamp("us", tz=zone))
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"the time column {column} cannot be held in microseconds: {str(error).splitlines()[0]}",
+            where=f"{source.files[0]}, column {column}",
+            mend="round the stamps to microseconds",
+        ) from error
+    empty = values.is_null().to_numpy()
+    return values.cast(pa.int64()).fill_null(0).to_numpy(), empty
+
+
+def reals(source: Source, column: str) -> np.ndarray:
+    """A number column as float64, empty rows as NaN. Raises DataError for other types, and for integers beyond 2**53."""
+    values = source.table[column]
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"column {column} is {kind}, and a number is needed", where=f"{source.files[0]}, column {column}", mend="give it a categorical role, or write it as a number"
+        )
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.int8())
+    try:
+        return np.array(values.cast(pa.float64()).fill_null(np.nan).to_numpy(), copy=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"column {column} ({kind}) does not fit float64: {str(error).splitlines()[0]}", where=f"{source.files[0]}, column {column}") from error
+
+
+def categories(source: Source, column: str) -> tuple[np.ndarray, list[str]]:
+    """A categorical column as int32 codes, -1 where empty, and the sorted names that they stand for."""
+    values = source.table[column]
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"column {column} is {values.type}, and text, an integer or a truth value is needed",
+            where=f"{source.files[0]}, column {column}",
+            mend="write it as text",
+        )
+    encoded = values.cast(kind).combine_chunks().dictionary_encode() if values.num_chunks else pa.array([], kind).dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    found = encoded.dictionary
+    order = pc.array_sort_indices(found).to_numpy()
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.where(codes < 0, -1, rank[codes] if len(rank) else -1).astype(np.int32), [str(name) for name in found.take(pa.array(order)).to_pylist()]

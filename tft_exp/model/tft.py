@@ -1,0 +1,144 @@
+"""The Temporal Fusion Transformer (Lim et al. 2021), in full and without a Python loop over variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tft_exp.model.blocks import GateAddNorm, GatedResidualNetwork, InterpretableAttention, VariableEmbedding, VariableSelection
+from tft_exp.model.inputs import Inputs, InputSizes
+from tft_exp.model.quantiles import QuantileHead
+
+
+class Explanation(NamedTuple):
+    """A forecast and what it was made from. Weights of an absent role have a last dimension of 0."""
+
+    quantiles: Tensor  # [batch, horizon, quantiles]
+    static_weights: Tensor  # [batch, static], each row sums to 1
+    past_weights: Tensor  # [batch, lookback, known + observed]
+    future_weights: Tensor  # [batch, horizon, known]
+    attention: Tensor  # [batch, horizon, lookback + horizon], the mean over heads
+
+
+class TemporalFusionTransformer(nn.Module):
+    """Forecasts quantiles of a target from static, known and observed variables.
+
+    Variables are ordered reals before categoricals within a role, and past variables are the known ones before the
+    observed ones: known reals, known categoricals, observed reals, observed categoricals. Any role may be absent, but
+    not known and observed both: ValueError.
+    """
+
+    def __init__(
+        self,
+        sizes: InputSizes,
+        *,
+        hidden_size: int,
+        attention_heads: int,
+        lstm_layers: int,
+        dropout: float,
+        lookback: int,
+        horizon: int,
+        quantiles: Sequence[float],
+    ) -> None:
+        super().__init__()
+        if sizes.known + sizes.observed == 0:
+            raise ValueError("a model needs at least one known or observed variable")
+        self.sizes, self.hidden_size, self.lookback, self.horizon = sizes, hidden_size, lookback, horizon
+        self.lstm_layers = lstm_layers
+        has_static = sizes.static > 0
+
+        def grn(*, context: bool = False) -> GatedResidualNetwork:
+            return GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout, context=context)
+
+        def selection(variables: int, *, context: bool) -> VariableSelection:
+            return VariableSelection(variables, hidden_size, dropout, context=context)
+
+        self.static_embedding = VariableEmbedding(sizes.static_reals, sizes.static_cardinalities, hidden_size)
+        self.known_embedding = VariableEmbedding(sizes.known_reals, sizes.known_cardinalities, hidden_size)
+        self.observed_embedding = VariableEmbedding(sizes.observed_reals, sizes.observed_cardinalities, hidden_size)
+        self.static_selection = selection(sizes.static, context=False) if has_static else None
+        self.past_selection = selection(sizes.known + sizes.observed, context=has_static)
+        self.future_selection = selection(sizes.known, context=has_static) if sizes.known else None
+        # Section 4.3: one encoder for each of the four contexts, here selection, LSTM hidden, LSTM cell and enrichment.
+        self.contexts = nn.ModuleList(grn() for _ in range(4)) if has_static else None
+        between_layers = dropout if lstm_layers > 1 else 0.0
+        self.encoder = nn.LSTM(hidden_size, hidden_size, lstm_layers, batch_first=True, dropout=between_layers)
+        self.decoder = nn.LSTM(hidden_size, hidden_size, lstm_layers, batch_first=True, dropout=between_layers)
+        self.lstm_gate = GateAddNorm(hidden_size, hidden_size, dropout)
+        self.enrichment = grn(context=has_static)
+        self.attention = InterpretableAttention(hidden_size, attention_heads, dropout, lookback, horizon)
+        self.attention_gate = GateAddNorm(hidden_size, hidden_size, dropout)
+        self.positionwise = grn()
+        self.output_gate = GateAddNorm(hidden_size, hidden_size, dropout)
+        self.head = QuantileHead(hidden_size, len(quantiles))
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Quantile forecasts, [batch, horizon, quantiles], in the scale of the inputs' target and rising."""
+        return self.explain(inputs).quantiles
+
+    def explain(self, inputs: Inputs) -> Explanation:
+        """The forecast with its variable selection weights (eq. 6) and attention (eq. 14-16)."""
+        batch, lookback, horizon = inputs.known_reals.shape[0], self.lookback, self.horizon
+        static, static_weights = self._static(inputs)
+        selecting = enriching = hidden = cell = None
+        if self.contexts is not None and static is not None:
+            selecting, hidden, cell, enriching = (context(static) for context in self.contexts)
+        past, past_weights, future, future_weights = self._select(inputs, selecting)
+
+        # Section 4.5.1: the contexts are the first states of every layer.
+        states = None
+        if hidden is not None and cell is not None:
+            states = tuple(state.expand(self.lstm_layers, -1, -1).contiguous() for state in (hidden, cell))
+        encoded, states = self.encoder(past, states)
+        decoded, _ = self.decoder(future, states)
+        temporal = self.lstm_gate(torch.cat([encoded, decoded], dim=1), torch.cat([past, future], dim=1))
+
+        enriched = self.enrichment(temporal, None if enriching is None else enriching[:, None])
+        attended, attention = self.attention(enriched)
+        attended = self.attention_gate(attended, enriched[:, lookback:])
+        output = self.output_gate(self.positionwise(attended), temporal[:, lookback:])
+        return Explanation(
+            self.head(output),
+            static_weights,
+            past_weights.view(batch, lookback, -1),
+            future_weights.view(batch, horizon, -1),
+            attention,
+        )
+
+    def _static(self, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
+        """The selected static vector, [batch, hidden], or None, and its weights."""
+        if self.static_selection is None:
+            return None, inputs.static_reals[:, :0]
+        embedded = torch.cat(self.static_embedding(inputs.static_reals, inputs.static_categoricals))
+        selected, weights = self.static_selection(embedded, None)
+        return selected, weights
+
+    def _select(self, inputs: Inputs, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Selected past [batch, lookback, hidden] and future [batch, horizon, hidden], each with its weights by row."""
+        lookback, horizon = self.lookback, self.horizon
+        batch = inputs.known_reals.shape[0]
+        past_known = [inputs.known_reals[:, :lookback], inputs.known_categoricals[:, :lookback]]
+        observed = [inputs.observed_reals, inputs.observed_categoricals]
+        embedded = torch.cat(
+            [
+                *self.known_embedding(*(part.flatten(0, 1) for part in past_known)),
+                *self.observed_embedding(*(part.flatten(0, 1) for part in observed)),
+            ]
+        )
+        past, past_weights = self.past_selection(embedded, _by_row(context, lookback))
+        past = past.view(batch, lookback, -1)
+        if self.future_selection is None:
+            nothing = past.new_zeros(batch, horizon, self.hidden_size)
+            return past, past_weights, nothing, nothing[..., :0].flatten(0, 1)
+        future_known = [inputs.known_reals[:, lookback:], inputs.known_categoricals[:, lookback:]]
+        embedded = torch.cat(self.known_embedding(*(part.flatten(0, 1) for part in future_known)))
+        future, future_weights = self.future_selection(embedded, _by_row(context, horizon))
+        return past, past_weights, future.view(batch, horizon, -1), future_weights
+
+
+def _by_row(context: Tensor | None, steps: int) -> Tensor | None:
+    """A context of each window, [batch, hidden], for each of its rows, [batch * steps, hidden]."""
+    return None if context is None else context.repeat_interleave(steps, dim=0)
