@@ -40,7 +40,9 @@ def home(tmp_path: Path, empty_store: Path) -> Path:
 
 def tft_exp(*arguments: str, cwd: Path, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the real command line in a process of its own, in `cwd`."""
-    return subprocess.run(command(*arguments), cwd=cwd, env=clean_environment(**environment), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command(*arguments), cwd=cwd, env=clean_environment(**environment), capture_output=True, text=True, timeout=timeout
+    )
 
 
 def command(*arguments: str) -> Sequence[str]:

@@ -7,7 +7,21 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "tft_exp"
 # From the top floor down (README, Architecture).
-FLOORS = ["__main__", "cli", "app", "experiment", "training", "report", "data", "tracking", "model", "memory", "compose", "config", "errors"]
+FLOORS = [
+    "__main__",
+    "cli",
+    "app",
+    "experiment",
+    "training",
+    "report",
+    "data",
+    "tracking",
+    "model",
+    "memory",
+    "compose",
+    "config",
+    "errors",
+]
 
 
 def imports_of(path: Path) -> set[str]:

@@ -113,7 +113,9 @@ def test_errors_survive_the_way_between_processes() -> None:
 def test_shipped_configuration_names_no_code() -> None:
     def targets(node: object) -> list[str]:
         if isinstance(node, dict):
-            return [key for key in node if key in ("_target_", "_partial_")] + [found for value in node.values() for found in targets(value)]
+            return [key for key in node if key in ("_target_", "_partial_")] + [
+                found for value in node.values() for found in targets(value)
+            ]
         if isinstance(node, list):
             return [found for value in node for found in targets(value)]
         return []

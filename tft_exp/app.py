@@ -124,9 +124,9 @@ def _report(application: Application) -> None:
     tracking = application.tracking
     if tracking is None or not application.outcomes:
         return
-    from rich.console import Console
+    from tft_exp.report.compare import wide_console
 
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = wide_console()
     where = "" if tracking.uri is None and tracking.home == TrackingConfig().home else f" {ui_options(tracking)}"
     if application.multirun:
         from tft_exp.report.compare import comparison_table, group_runs

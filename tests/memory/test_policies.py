@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tft_exp.memory.devices import ProcessMemory
-from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on, state_mib
+from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")])]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]),
+]
 
 
 class Stepped:
@@ -42,22 +45,6 @@ def witnesses(stepped: Stepped) -> list[weakref.ref[Tensor]]:
 def alive(references: list[weakref.ref[Tensor]]) -> int:
     gc.collect()
     return sum(reference() is not None for reference in references)
-
-
-def test_state_of_adamw_is_eight_bytes_a_parameter() -> None:
-    stepped = Stepped("cpu")
-    parameters = sum(parameter.numel() for parameter in stepped.model.parameters())
-    steps = 2 * 4  # one float32 count a tensor
-    assert state_mib(stepped.owner.current) * 1024 * 1024 == parameters * 8 + steps
-
-
-def test_state_counts_shared_storage_once() -> None:
-    stepped = Stepped("cpu")
-    optimizer = stepped.owner.current
-    before = state_mib(optimizer)
-    first = next(iter(optimizer.state.values()))
-    first["view"] = first["exp_avg"].view(-1)
-    assert state_mib(optimizer) == before
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -108,9 +95,8 @@ def test_policies_that_keep_the_state_bring_the_same_bits_back(name: str) -> Non
 
 def test_recreate_begins_without_state() -> None:
     stepped = Stepped("cpu")
-    with POLICIES["recreate"](stepped.owner, stepped.model, ProcessMemory()):
-        with pytest.raises(RuntimeError, match="dropped"):
-            _ = stepped.owner.current
+    with POLICIES["recreate"](stepped.owner, stepped.model, ProcessMemory()), pytest.raises(RuntimeError, match="dropped"):
+        _ = stepped.owner.current
     assert list(stepped.state()) == []
 
 
@@ -132,4 +118,5 @@ def test_a_policy_that_cannot_free_anything_is_said_to_be_idle() -> None:
     assert "offload" in (idle_on("offload", cpu) or "")
     assert "cpu_validation" in (idle_on("cpu_validation", cpu) or "")
     assert idle_on("offload", cuda) is None
+    assert idle_on("clear_cache", cpu) is not None
     assert idle_on("recreate", cpu) is None

@@ -90,7 +90,9 @@ def test_a_recycled_process_number_is_not_taken_for_the_process(home: Path) -> N
 
 def test_processes_that_create_the_store_at_once_all_succeed(tmp_path: Path) -> None:
     code = f"from tft_exp.tracking.store import open_store; print(open_store(None, {str(tmp_path / 'new')!r}, 'tft-exp').experiment_id)"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
     results = [(*process.communicate(timeout=180), process.returncode) for process in processes]
     assert [code for _, _, code in results] == [0, 0, 0], results
     assert len({out for out, _, _ in results}) == 1

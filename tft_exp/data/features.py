@@ -100,7 +100,8 @@ def _calendar(time_us: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray
 def _within(time_us: np.ndarray, unit: str, days: int) -> np.ndarray:
     """How much of its month or year has passed, in days of the longest one."""
     stamps = time_us.astype("datetime64[us]")
-    return (stamps - stamps.astype(f"datetime64[{unit}]").astype("datetime64[us]")).astype(np.int64) / (DAY * days)
+    passed: np.ndarray = stamps - stamps.astype(f"datetime64[{unit}]").astype("datetime64[us]")
+    return passed.astype(np.int64) / (DAY * days)
 
 
 def _ohlcv(bars: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tft_exp.config import DataConfig, FeatureSet, Scaling
 from tft_exp.data.features import derive
 from tft_exp.data.panel import Panel
-from tft_exp.data.scaling import Scale, fit_scale
+from tft_exp.data.scaling import fit_scale
 from tft_exp.errors import DataError
 from tft_exp.model.inputs import InputSizes
 
@@ -96,10 +96,8 @@ class _Builder:
 
     def build(self) -> BuiltInputs:
         config, derived = self.config, self.features
-        target = derived.observed.get(config.target, self.panel.reals.get(config.target))
-        assert target is not None
         # The target's own past is an observed input, once.
-        observed = {config.target: target} | derived.observed | self._columns(config.observed_real)
+        observed = self._columns([config.target]) | derived.observed | self._columns(config.observed_real)
         known = self._columns(config.known_real)
         static = self._static_values()
         roles = Roles(
@@ -137,7 +135,8 @@ class _Builder:
         return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings)
 
     def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        return {name: self.features.observed.get(name, self.panel.reals.get(name)) for name in names}
+        derived, read = self.features.observed, self.panel.reals
+        return {name: derived[name] if name in derived else read[name] for name in names}
 
     def _scaled(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Columns scaled by their training rows, float32 [rows, columns]."""
@@ -148,7 +147,11 @@ class _Builder:
             scaled[:, index] = scale.apply(values, self.panel.entity)
             self._keep_scale(name, scale.location, scale.scale)
             if scale.constant.any():
-                which = "" if scale.constant.all() else f" of {', '.join(self.panel.entity_names[e] for e in np.flatnonzero(scale.constant)[:3])}"
+                which = (
+                    ""
+                    if scale.constant.all()
+                    else f" of {', '.join(self.panel.entity_names[e] for e in np.flatnonzero(scale.constant)[:3])}"
+                )
                 self.constants.append(name + which)
         return scaled
 

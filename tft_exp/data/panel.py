@@ -143,7 +143,9 @@ def _entities(source: Source, columns: Sequence[str]) -> tuple[np.ndarray, list[
         empty |= more < 0
         joint = codes.astype(np.int64) * max(1, len(more_names)) + more
         found, codes = np.unique(np.where(empty, -1, joint), return_inverse=True)
-        names = ["" if joined < 0 else f"{names[joined // len(more_names)]}/{more_names[joined % len(more_names)]}" for joined in found.tolist()]
+        names = [
+            "" if joined < 0 else f"{names[joined // len(more_names)]}/{more_names[joined % len(more_names)]}" for joined in found.tolist()
+        ]
     return codes.astype(np.int32), names, empty
 
 
@@ -256,7 +258,8 @@ def _state_outliers(panel: Panel) -> None:
         if far:
             row = int(np.argmax(distance))
             panel.warnings.append(
-                f"{name}: {far} values lie more than {OUTLIER_RANGES:.0f} interquartile ranges from the median; the farthest is {values[row]:g} at {panel.place(row)}"
+                f"{name}: {far} values lie more than {OUTLIER_RANGES:.0f} interquartile ranges from the median; "
+                f"the farthest is {values[row]:g} at {panel.place(row)}"
             )
 
 
@@ -270,5 +273,3 @@ def cut_segments(panel: Panel, max_gap: str | None) -> Panel:
     first = np.flatnonzero(starts)
     panel.position = (np.arange(panel.rows) - first[panel.segment]).astype(np.int32)
     return panel
-
-

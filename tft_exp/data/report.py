@@ -46,7 +46,10 @@ class DataReport:
             ("rows", f"{self.rows_read:,} read, {self.rows_used:,} used"),
             ("entities", f"{len(self.entity_names):,}" + (f": {names}" if names else "")),
             ("time", f"{self.first} to {self.last} UTC, median step {self.median_step}"),
-            ("segments", f"{self.segments:,} without a gap" + (f"; longest gaps: {'; '.join(self.longest_gaps)}" if self.longest_gaps else "")),
+            (
+                "segments",
+                f"{self.segments:,} without a gap" + (f"; longest gaps: {'; '.join(self.longest_gaps)}" if self.longest_gaps else ""),
+            ),
             ("target", self.target),
             *((f"{role} inputs", f"{len(inputs)}: {_shorten(inputs)}" if inputs else "none") for role, inputs in self.inputs.items()),
             ("split", ", ".join(f"{split} from {start}" for split, start in self.cuts.items())),

@@ -20,7 +20,8 @@ class Scale:
 
     def apply(self, values: np.ndarray, entity: np.ndarray) -> np.ndarray:
         """Scaled values as float32, [rows]."""
-        return ((values - self.location[entity]) / self.scale[entity]).astype(np.float32)
+        scaled: np.ndarray = (values - self.location[entity]) / self.scale[entity]
+        return scaled.astype(np.float32)
 
 
 def fit_scale(values: np.ndarray, entity: np.ndarray, training: np.ndarray, entities: int, *, by_entity: bool) -> Scale:

@@ -65,7 +65,7 @@ def read_source(path: str, columns: Sequence[str]) -> Source:
         for ours, theirs in zip(tables[0].schema, table.schema, strict=True):
             if ours.type != theirs.type:
                 raise DataError(
-                    f"the files of one folder differ: column {ours.name} is {ours.type} in {files[0].name} and {theirs.type} in {file.name}",
+                    f"the folder's files differ: column {ours.name} is {ours.type} in {files[0].name} and {theirs.type} in {file.name}",
                     where=f"{file}, column {ours.name}",
                     mend="write them with one schema",
                 )
@@ -160,14 +160,18 @@ def reals(source: Source, column: str) -> np.ndarray:
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)):
         raise DataError(
-            f"column {column} is {kind}, and a number is needed", where=f"{source.files[0]}, column {column}", mend="give it a categorical role, or write it as a number"
+            f"column {column} is {kind}, and a number is needed",
+            where=f"{source.files[0]}, column {column}",
+            mend="give it a categorical role, or write it as a number",
         )
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())
     try:
         return np.array(values.cast(pa.float64()).fill_null(np.nan).to_numpy(), copy=True)
     except pa.ArrowInvalid as error:
-        raise DataError(f"column {column} ({kind}) does not fit float64: {str(error).splitlines()[0]}", where=f"{source.files[0]}, column {column}") from error
+        raise DataError(
+            f"column {column} ({kind}) does not fit float64: {str(error).splitlines()[0]}", where=f"{source.files[0]}, column {column}"
+        ) from error
 
 
 def categories(source: Source, column: str) -> tuple[np.ndarray, list[str]]:
@@ -188,4 +192,6 @@ def categories(source: Source, column: str) -> tuple[np.ndarray, list[str]]:
     rank = np.empty(len(order), dtype=np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.where(codes < 0, -1, rank[codes] if len(rank) else -1).astype(np.int32), [str(name) for name in found.take(pa.array(order)).to_pylist()]
+    return np.where(codes < 0, -1, rank[codes] if len(rank) else -1).astype(np.int32), [
+        str(name) for name in found.take(pa.array(order)).to_pylist()
+    ]

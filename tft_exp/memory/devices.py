@@ -51,6 +51,9 @@ class DeviceMemory(Protocol):
     def peak(self) -> Reading:
         """The highest figures since `reset_peak`."""
 
+    def settle(self) -> None:
+        """Collect garbage, and make `now` free of what is no longer held where the figure would otherwise keep it."""
+
     def clear_cache(self) -> None:
         """Give memory that holds no tensor back to the driver or the system."""
 
@@ -93,8 +96,10 @@ class AcceleratorMemory:
     def peak(self) -> Reading:
         return Reading(self._api.max_memory_allocated(self.device) / MIB, self._api.max_memory_reserved(self.device) / MIB)
 
-    def clear_cache(self) -> None:
+    def settle(self) -> None:
         gc.collect()
+
+    def clear_cache(self) -> None:
         self._api.empty_cache()
 
     def synchronize(self) -> None:
@@ -156,8 +161,10 @@ class MpsMemory:
     def peak(self) -> Reading:
         return Reading(self._sampler.highest() / MIB)
 
-    def clear_cache(self) -> None:
+    def settle(self) -> None:
         gc.collect()
+
+    def clear_cache(self) -> None:
         torch.mps.empty_cache()
 
     def synchronize(self) -> None:
@@ -208,8 +215,12 @@ class ProcessMemory:
         kib = int(status.split("VmHWM:", 1)[1].split(maxsplit=1)[0])
         return Reading(kib / 1024)
 
-    def clear_cache(self) -> None:
+    def settle(self) -> None:
         gc.collect()
+        # malloc keeps freed blocks; left alone they would count as freed by whatever policy first gives them back.
+        self.clear_cache()
+
+    def clear_cache(self) -> None:
         if sys.platform == "linux":
             # glibc alone has it; musl gives memory back by itself.
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tft_exp.memory.devices import MIB, DeviceMemory
+from tft_exp.memory.devices import DeviceMemory
 
 
 class OptimizerOwner:
@@ -38,17 +38,6 @@ class OptimizerOwner:
 
     def rebuild(self) -> None:
         self.optimizer = self._build()
-
-
-def state_mib(optimizer: Optimizer) -> float:
-    """MiB that the optimizer's state holds, each storage once, wherever it lies."""
-    storages = {}
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                storage = value.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values()) / MIB
 
 
 def move_state(optimizer: Optimizer, source: torch.device, target: torch.device) -> list[tuple[torch.Tensor, str]]:
@@ -145,6 +134,10 @@ POLICIES: dict[str, Policy] = {
 
 def idle_on(policy: str, device: torch.device) -> str | None:
     """Why a policy can free nothing on this kind of device, or None where it can."""
-    if device.type == "cpu" and policy in ("offload", "cpu_validation"):
+    if device.type != "cpu":
+        return None
+    if policy in ("offload", "cpu_validation"):
         return f"policy={policy} frees nothing on device=cpu: host memory is the device's memory"
+    if policy == "clear_cache":
+        return "policy=clear_cache frees nothing on device=cpu: there the process gives its free memory back before every validation"
     return None

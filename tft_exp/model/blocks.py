@@ -26,7 +26,8 @@ class GatedResidualNetwork(nn.Module):
         if self.context is not None and context is not None:
             hidden = hidden + self.context(context)
         hidden = self.second(F.elu(hidden))
-        return self.gate(hidden, a if self.skip is None else self.skip(a))
+        gated: Tensor = self.gate(hidden, a if self.skip is None else self.skip(a))
+        return gated
 
 
 class GateAddNorm(nn.Module):
@@ -40,7 +41,8 @@ class GateAddNorm(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         """`hidden` [..., inputs] and `residual` [..., outputs]; returns [..., outputs]."""
-        return self.norm(residual + F.glu(self.linear(self.dropout(hidden)), dim=-1))
+        normed: Tensor = self.norm(residual + F.glu(self.linear(self.dropout(hidden)), dim=-1))
+        return normed
 
 
 class PerVariableLinear(nn.Module):
@@ -76,6 +78,8 @@ class PerVariableGRN(nn.Module):
 
 class VariableEmbedding(nn.Module):
     """Every variable of one role to a vector: reals by an affine map of their own, categoricals by a table (section 4.2)."""
+
+    offsets: Tensor
 
     def __init__(self, reals: int, cardinalities: tuple[int, ...], hidden_size: int) -> None:
         super().__init__()
@@ -124,6 +128,8 @@ class InterpretableAttention(nn.Module):
     Only the decoder's rows ask, because only they are forecast from; the mask lets them see the encoder and themselves
     up to their own step.
     """
+
+    hidden_from: Tensor  # [horizon, lookback + horizon], true where a decoder row may not look
 
     def __init__(self, hidden_size: int, heads: int, dropout: float, lookback: int, horizon: int) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,5 +61,3 @@ class QuantileRisk:
         """q-risk by quantile; nan where every target was 0."""
         risk = torch.where(self._scale > 0, 2.0 * self._loss / self._scale, torch.nan)
         return {round(quantile, 6): value for quantile, value in zip(self._quantiles.tolist(), risk.tolist(), strict=True)}
-
-

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from tft_exp.tracking.runs import RunRow
 
 # What repeats an experiment rather than changing it.
 REPETITION = "seed"
+TABLE_WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -59,31 +62,29 @@ def peak(group: Group, phase: str) -> float | None:
 
 
 def comparison_table(sweep_id: str, groups: Sequence[Group]) -> Table:
-    """The comparison as a terminal shows it. A figure that no run of a group measured is a dash."""
+    """The comparison as a terminal shows it, within 110 columns. A figure that no run of a group measured is a dash."""
     runs = [run for group in groups for run in group.runs]
     quantity = quantity_of(runs)
-    table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left")
+    table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice")
-    table.add_column("runs: outcome")
+    table.add_column("runs", max_width=24)
     for heading in (
-        f"peak {quantity}\ntraining, MiB",
-        f"peak {quantity}\nvalidation, MiB",
-        "optimizer\nstate, MiB",
-        f"{quantity} freed before\nvalidation, MiB",
+        f"peak {quantity}, MiB\ntrain / val",
+        f"{quantity} freed\nMiB",
+        "optimizer state\ntrain > val, MiB",
         "seconds\nan epoch",
         "validation loss\nmean ± sd",
-        "skill over\nnaive",
+        "skill\n%",
         "q-risk\nP10 / P50 / P90",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
         table.add_row(
             group.label,
             outcomes(group),
-            _number(peak(group, "train"), ".0f"),
-            _number(peak(group, "validation"), ".0f"),
-            _median(group, "summary/optimizer_state_mib", ".2f"),
+            f"{_number(peak(group, 'train'), '.0f')} / {_number(peak(group, 'validation'), '.0f')}",
             _median(group, "summary/freed_before_validation_mib", "+.2f"),
+            f"{_median(group, 'summary/optimizer_state_mib', '.2f')} > {_median(group, 'summary/state_in_validation_mib', '.2f')}",
             _median(group, "summary/epoch_seconds", ".2f"),
             mean_and_sd(group.values("summary/val_loss")),
             _percent(group.values("summary/skill")),
@@ -93,10 +94,20 @@ def comparison_table(sweep_id: str, groups: Sequence[Group]) -> Table:
     losses = {value for group in groups for value in group.values("summary/naive_loss")}
     if len(losses) == 1 and len(naive) == 1:
         table.add_section()
-        table.add_row(f"naive: {naive[0]}", "", "", "", "", "", "", f"{losses.pop():.4f}", "0.0 %", _risks(groups[0], "naive"))
+        table.add_row(f"naive: {naive[0]}", "", "", "", "", "", f"{losses.pop():.4f}", "0.0", _risks(groups[0], "naive"))
     sources = "; ".join(sorted({run.tags.get("memory_source", "?") for run in runs}))
-    table.caption = f"memory: {sources}. Peaks are the highest over runs and epochs, other figures medians over runs."
+    table.caption = (
+        f"Memory is {sources}. Peaks: highest of all runs and epochs. Freed: by the policy, before validation. "
+        "State: bytes of the optimizer's state on the device after training, and those still held during validation. "
+        "Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
+    )
     return table
+
+
+def wide_console() -> Console:
+    """Standard output, never narrower than the table: a wrapped line can still be read, a cut figure cannot."""
+    console = Console()
+    return console if console.width >= TABLE_WIDTH else Console(width=TABLE_WIDTH)
 
 
 def outcomes(group: Group) -> str:
@@ -125,7 +136,7 @@ def _median(group: Group, metric: str, form: str) -> str:
 
 
 def _percent(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values) * 100:+.1f} %" if values else "-"
+    return f"{statistics.fmean(values) * 100:+.1f}" if values else "-"
 
 
 def _risks(group: Group, prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def new_figure(*, width: float, height: float, columns: int = 1) -> tuple[Figure
 def new_figures(*, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
+    # It announces on every new machine that it has built its list of fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     for one in axes:

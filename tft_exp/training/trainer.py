@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tft_exp.config import BatchConfig, OptimizerConfig, Precision, TrainerConfig
 from tft_exp.data.windows import Batch
 from tft_exp.errors import TrainingError
-from tft_exp.memory.policies import OptimizerOwner, Policy, state_mib
+from tft_exp.memory.audit import StateWitness
+from tft_exp.memory.policies import OptimizerOwner, Policy
 from tft_exp.memory.timeline import PhaseRecord, Timeline
 from tft_exp.model.inputs import Inputs
 from tft_exp.model.quantiles import QuantileRisk, quantile_loss
@@ -41,10 +42,10 @@ class EpochResult:
     epoch: int
     train_loss: float
     validation: Quality
-    learning_rate: float
-    steps: int
+    learning_rate: float  # of the last step
     windows: int
-    optimizer_state_mib: float
+    optimizer_state_mib: float  # on the device, after training
+    state_in_validation_mib: float  # how much of it the device still held during validation
     phases: list[PhaseRecord]
     improved: bool
 
@@ -88,6 +89,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision is Precision.fp16)
         self.order = torch.Generator().manual_seed(self.seed)
         self.step = 0
+        self.learning_rate = self.optimizer.learning_rate
 
     def batches(self, windows: int) -> tuple[int, int]:
         """Batches of a training epoch over so many windows, and optimizer steps."""
@@ -106,10 +108,11 @@ class Trainer:
         for epoch in range(self.config.max_epochs):
             with self.timeline.phase("train", epoch):
                 losses = self._train(gather, train, total_steps)
-            state = state_mib(self.owner.current)
+            witness = StateWitness(self.owner.current, self.device)
             with ExitStack() as residency:
-                with self.timeline.phase("before_validation", epoch):
+                with self.timeline.phase("before_validation", epoch, settled=True):
                     device = residency.enter_context(self.policy(self.owner, self.model, self.timeline.memory))
+                alive = witness.alive_mib()
                 with self.timeline.phase("validation", epoch):
                     quality = self.evaluate(gather, validation, device)
                 with self.timeline.phase("after_validation", epoch):
@@ -124,10 +127,18 @@ class Trainer:
             self.best_loss = min(self.best_loss, quality.loss)
             stale = 0 if improved else stale + 1
             windows = min(len(train), losses.numel() * self.batch.train)
-            learning_rate = self.owner.current.param_groups[0]["lr"]
-            steps = self.batches(len(train))[1]
             phases = self.timeline.of_epoch(epoch)
-            yield EpochResult(epoch, train_loss, quality, learning_rate, steps, windows, state, phases, improved)
+            yield EpochResult(
+                epoch=epoch,
+                train_loss=train_loss,
+                validation=quality,
+                learning_rate=self.learning_rate,
+                windows=windows,
+                optimizer_state_mib=witness.total_mib,
+                state_in_validation_mib=alive,
+                phases=phases,
+                improved=improved,
+            )
             patience = self.config.early_stopping_patience
             if patience is not None and stale >= patience:
                 return
@@ -158,14 +169,14 @@ class Trainer:
 
     def _optimizer_step(self, total_steps: int) -> None:
         optimizer = self.owner.current
-        learning_rate = learning_rate_at(
+        self.learning_rate = learning_rate_at(
             self.step,
             base=self.optimizer.learning_rate,
             schedule=self.config.schedule,
             warmup_steps=self.config.warmup_steps,
             total_steps=total_steps,
         )
-        set_learning_rate(optimizer, learning_rate)
+        set_learning_rate(optimizer, self.learning_rate)
         if self.config.gradient_clip_norm is not None:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip_norm)
