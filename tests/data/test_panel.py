@@ -1,0 +1,193 @@
+"""Rows that no model should be trained on: each is named, or left out and counted where the config asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.data.builders import bars, load, load_table
+from tft_exp.errors import DataError
+
+RAGGED = Path(__file__).parent / "us_equities_daily_ragged.parquet"
+
+Spoil = Callable[[pd.DataFrame], None]
+
+
+def put(column: str, row: int, value: object) -> Spoil:
+    def spoil(table: pd.DataFrame) -> None:
+        if isinstance(value, float):
+            table[column] = table[column].astype("float64")
+        table.loc[row, column] = value
+
+    return spoil
+
+
+BAD = {
+    "empty": (put("close", 5, np.nan), "close is empty or no finite number in 1 rows"),
+    "infinite": (put("open", 5, np.inf), "open is empty or no finite number in 1 rows"),
+    "high below low": (put("high", 5, 1.0), "high lies below low in 1 rows"),
+    "close above high": (put("close", 5, 1e6), "high lies below close in 1 rows"),
+    "open below low": (put("open", 5, 1.0), "open lies below low in 1 rows"),
+    "negative volume": (put("volume", 5, -1), "volume is negative in 1 rows"),
+    "no time": (put("timestamp", 5, pd.NaT), "timestamp is empty in 1 rows"),
+    "no entity": (put("symbol", 5, None), "symbol is empty in 1 rows"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD.keys())
+def test_a_bad_row_is_an_error_or_a_counted_repair(spoil: Spoil, words: str, tmp_path: Path) -> None:
+    table = bars()
+    spoil(table)
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path)
+    assert words in str(caught.value)
+    assert "bars.parquet row 6" in str(caught.value)
+    assert "data.on_bad_rows=drop" in str(caught.value)
+    dropped = load_table(table, tmp_path, "data.on_bad_rows=drop").report
+    assert dropped.rows_used == 119
+    assert any(repair.rows == 1 and repair.what in f"dropped: {words}" for repair in dropped.repairs)
+    assert words.rpartition(" in ")[0] in dropped.render()
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    table = bars()
+    put("volume", 7, -3)(table)
+    put("close", 9, np.nan)(table)
+    put("symbol", 11, None)(table)
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path)
+    for words in ("3 of 120 rows", "volume is negative", "close is empty or no finite number", "symbol is empty"):
+        assert words in str(caught.value)
+
+
+def test_prices_at_or_below_zero_have_no_logarithm(tmp_path: Path) -> None:
+    table = bars()
+    table[["open", "high", "low", "close"]] -= 101.0
+    assert load_table(table, tmp_path).report.rows_used == 120
+    with pytest.raises(DataError, match="close is not above 0"):
+        load_table(table, tmp_path, features="ohlcv")
+
+
+def test_the_ragged_equities_hold_what_their_notes_say() -> None:
+    with pytest.raises(DataError) as caught:
+        load(RAGGED, features="ohlcv", lookback=60, horizon=10)
+    message = str(caught.value)
+    assert "18 of 11143 rows cannot be used" in message  # 11 with empty prices and 7 out of order
+    empties = [int(line.split(" in ")[1].split()[0]) for line in message.splitlines() if "empty or no finite" in line]
+    assert sum(empties) == 27
+    assert "close lies below low in 5 rows" in message
+    assert "(LNT, 2016-05-19" in message
+    drop = [f"data.on_{what}=drop" for what in ("bad_rows", "short_entity", "unseen_entity")]
+    repaired = load(RAGGED, *drop, features="ohlcv", lookback=60, horizon=10).report
+    dropped = {repair.what: repair for repair in repaired.repairs}
+    assert sum(repair.rows for what, repair in dropped.items() if "lies below" in what) == 7
+    assert any("APTV" in repair.example for what, repair in dropped.items() if "too short" in what)
+    assert any("BHF" in repair.example for what, repair in dropped.items() if "without a training window" in what)
+    assert len(repaired.entity_names) == 11
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    table = bars()
+    again = table.iloc[[10]].copy()
+    other = table.iloc[[20]].assign(close=lambda row: row["low"])
+    doubled = pd.concat([table, again, other], ignore_index=True)
+    with pytest.raises(DataError) as caught:
+        load_table(doubled, tmp_path)
+    assert "2 rows repeat an entity and time (1 of them with other values)" in str(caught.value)
+    assert "row 11" in str(caught.value)
+    assert "row 121" in str(caught.value)
+    first, last = (load_table(doubled, tmp_path, f"data.on_duplicates=keep_{which}") for which in ("first", "last"))
+    assert first.report.rows_used == last.report.rows_used == 120
+    assert [repair.rows for repair in first.report.repairs] == [2]
+    index = first.roles.observed_reals.index("close")
+
+    def value(dataset, row: int) -> float:  # type: ignore[no-untyped-def]
+        return float(dataset.tensors.observed_reals[row, index] * dataset.tensors.target_scale[0] + dataset.tensors.target_location[0])
+
+    assert value(first, 20) == pytest.approx(table["close"][20], rel=1e-6)
+    assert value(last, 20) == pytest.approx(table["low"][20], rel=1e-6)
+
+
+@pytest.mark.parametrize("moment", ["1816-03-29", "2147-10-05"])
+def test_implausible_dates_are_always_an_error(moment: str, tmp_path: Path) -> None:
+    table = bars()
+    table.loc[4, "timestamp"] = pd.Timestamp(moment, tz="UTC")
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path, "data.on_bad_rows=drop")
+    assert "1 of 120 rows have a timestamp outside 1950-01-01 to 2100-01-01" in str(caught.value)
+    assert moment in str(caught.value)
+
+
+def test_a_static_value_must_not_change(tmp_path: Path) -> None:
+    table = bars(symbols=("A", "B"))
+    table["sector"] = np.where(table["symbol"] == "A", "tech", "energy")
+    kept = load_table(table, tmp_path, "data.static_categorical=[sector]")
+    assert kept.roles.static == ["sector", "entity"]
+    assert kept.sizes.static_cardinalities == (3, 3)
+    table.loc[50, "sector"] = "energy"
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path, "data.static_categorical=[sector]")
+    assert "static column sector changes within an entity, 2 times; first from tech to energy" in str(caught.value)
+    assert "row 51 (A" in str(caught.value)
+
+
+def test_a_constant_target_is_refused(tmp_path: Path) -> None:
+    table = bars()
+    table["flat"] = 0.1
+    with pytest.raises(DataError, match="the target flat is constant in the training rows"):
+        load_table(table, tmp_path, "data.target=flat")
+
+
+def test_an_outlier_is_stated_with_its_row(tmp_path: Path) -> None:
+    table = bars()
+    table.loc[30, ["open", "high", "low", "close"]] = 1e6
+    report = load_table(table, tmp_path).report
+    assert any("close: 1 values" in warning and "1e+06" in warning and "row 31" in warning for warning in report.warnings)
+    assert not load_table(bars(), tmp_path).report.warnings
+
+
+def test_entities_of_several_columns(tmp_path: Path) -> None:
+    table = bars(60, ("A", "B"))
+    table["venue"] = np.where(np.arange(120) % 2 == 0, "X", "Y")
+    dataset = load_table(table, tmp_path, "data.entities=[symbol,venue]")
+    assert dataset.report.entity_names == ["A/X", "A/Y", "B/X", "B/Y"]
+    assert [int((dataset.tensors.target_location > 0).sum())] == [4]
+
+
+def test_an_entity_too_short_for_a_window(tmp_path: Path) -> None:
+    table = pd.concat([bars(120, ("A",)), bars(10, ("tiny",))], ignore_index=True)
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path)
+    assert "1 of 2 entities are too short for one window of 11 rows" in str(caught.value)
+    assert "tiny 10 rows" in str(caught.value)
+    kept = load_table(table, tmp_path, "data.on_short_entity=drop")
+    assert kept.report.entity_names == ["A"]
+    assert [(repair.rows, repair.example) for repair in kept.report.repairs] == [(10, "tiny")]
+    with pytest.raises(DataError, match="1 of 1 entities are too short"):
+        load_table(bars(10), tmp_path, "data.on_short_entity=drop")
+
+
+def test_an_entity_that_training_never_saw(tmp_path: Path) -> None:
+    late = bars(60, ("late",)).assign(timestamp=lambda t: t["timestamp"] + pd.Timedelta("100min"))
+    table = pd.concat([bars(200, ("A",)), late], ignore_index=True)
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path, "data.validation_fraction=0.5")
+    assert "1 entities have no training window" in str(caught.value)
+    assert "late" in str(caught.value)
+    kept = load_table(table, tmp_path, "data.validation_fraction=0.5", "data.on_unseen_entity=drop")
+    assert kept.report.entity_names == ["A"]
+    assert set(kept.windows["validation"][:, 0].tolist()) == {0}
+
+
+def test_categories_that_training_never_saw_count_as_unknown(tmp_path: Path) -> None:
+    table = bars()
+    table["regime"] = np.where(np.arange(120) < 100, "calm", "wild")
+    dataset = load_table(table, tmp_path, "data.observed_categorical=[regime]")
+    assert dataset.preprocessing["vocabularies"]["regime"] == ["calm"]
+    assert dataset.sizes.observed_cardinalities == (2,)
+    assert dataset.tensors.observed_categoricals[:, 0].tolist() == [1] * 100 + [0] * 20
+    assert any("regime: 20 rows" in warning and "'wild'" in warning for warning in dataset.report.warnings)

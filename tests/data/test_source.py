@@ -1,0 +1,188 @@
+"""Reading: exact types, only the needed columns, and errors that name file and column."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.builders import bars, load, load_table, write
+from tft_exp.data.source import read_source, reals, times_us
+from tft_exp.errors import DataError
+
+HERE = Path(__file__).parent / "parquet_testing"
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "words"),
+    [
+        ("PARQUET-1481.parquet", ["x"], ["damaged", "UNKNOWN"]),
+        ("ARROW-GH-45185.parquet", ["x"], ["damaged", "repetition level"]),
+        ("ARROW-RS-GH-6229-LEVELS.parquet", ["outer"], ["damaged", "levels"]),
+        ("datapage_v1-corrupt-checksum.parquet", ["a"], ["damaged", "CRC checksum"]),
+        ("encrypt_columns_and_footer.parquet.encrypted", ["x"], ["encrypted", "no key"]),
+        ("nation.dict-malformed.parquet", ["timestamp", "close"], ["no column timestamp, close", "nation_key, name, region_key"]),
+        ("alltypes_plain.parquet", ["timestamp", "close"], ["no column timestamp, close", "did you mean timestamp_col"]),
+    ],
+)
+def test_files_of_the_parquet_test_set_are_refused(name: str, columns: list[str], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        read_source(str(HERE / name), columns)
+    for word in [name, *words]:
+        assert word in str(caught.value)
+
+
+def test_binary_text_and_wrong_types_are_named() -> None:
+    source = read_source(str(HERE / "alltypes_plain.parquet"), ["timestamp_col", "string_col", "id"])
+    with pytest.raises(DataError, match=r"string_col is binary, and a number is needed"):
+        reals(source, "string_col")
+    with pytest.raises(DataError, match=r"time column id is int32"):
+        times_us(source, "id")
+
+
+def test_int96_stamps_of_the_far_future_are_no_dates_of_1816(tmp_path: Path) -> None:
+    stamps = pq.read_table(HERE / "int96_from_spark.parquet", coerce_int96_timestamp_unit="us")["a"]
+    table = pa.table({"timestamp": stamps, "close": pa.array(np.arange(6.0))})
+    pq.write_table(table, tmp_path / "far.parquet")
+    absent = [f"data.bars.{name}=null" for name in ("open", "high", "low", "volume")]
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "far.parquet", "data.entities=[]", "data.on_bad_rows=drop", *absent)
+    assert "timestamp outside 1950-01-01 to 2100-01-01" in str(caught.value)
+    assert "row 3" in str(caught.value)
+    source = read_source(str(HERE / "int96_from_spark.parquet"), ["a"])
+    years = times_us(source, "a")[0][[0, 2]].astype("datetime64[us]").astype("datetime64[Y]").astype(int) + 1970
+    assert years.tolist() == [2024, 9999]
+
+
+def test_decimals_become_doubles() -> None:
+    source = read_source(str(HERE / "fixed_length_decimal.parquet"), ["value"])
+    assert reals(source, "value").tolist() == [float(n) for n in range(1, 25)]
+
+
+def test_nan_in_statistics_hides_no_row() -> None:
+    values = reals(read_source(str(HERE / "nan_in_stats.parquet"), ["x"]), "x")
+    assert len(values) == 2
+    assert np.isnan(values[1])
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int16(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.decimal128(12, 3), pa.bool_()]
+)
+def test_numbers_of_every_width_are_exact(kind: pa.DataType, tmp_path: Path) -> None:
+    values = [Decimal(1), Decimal(0), None]
+    plain = [None if v is None else bool(v) if pa.types.is_boolean(kind) else v if pa.types.is_decimal(kind) else int(v) for v in values]
+    pq.write_table(pa.table({"x": pa.array(plain, kind)}), tmp_path / "x.parquet")
+    read = reals(read_source(str(tmp_path / "x.parquet"), ["x"]), "x")
+    assert read[:2].tolist() == [1.0, 0.0]
+    assert np.isnan(read[2])
+
+
+def test_integers_that_no_double_holds_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [2**53 + 1]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x \(int64\) does not fit float64"):
+        reals(read_source(str(tmp_path / "x.parquet"), ["x"]), "x")
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "America/Chicago"])
+def test_every_unit_and_zone_gives_the_same_moment(unit: str, zone: str | None, tmp_path: Path) -> None:
+    moment = pd.Timestamp("2024-03-10 12:00:01", tz="UTC")
+    stored = pa.array([moment.tz_localize(None) if zone is None else moment], pa.timestamp(unit, tz=zone))
+    pq.write_table(pa.table({"t": stored}), tmp_path / "t.parquet", version="2.6")
+    values, empty = times_us(read_source(str(tmp_path / "t.parquet"), ["t"]), "t")
+    assert values.tolist() == [int(moment.timestamp()) * 1_000_000]
+    assert not empty.any()
+
+
+def test_dates_are_midnights_and_nanoseconds_are_not_cut(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": pa.array([pd.Timestamp("2024-03-10").date(), None], pa.date32())}), tmp_path / "d.parquet")
+    values, empty = times_us(read_source(str(tmp_path / "d.parquet"), ["t"]), "t")
+    assert values[0] == pd.Timestamp("2024-03-10").value // 1000
+    assert empty.tolist() == [False, True]
+    pq.write_table(pa.table({"t": pa.array([1], pa.timestamp("ns"))}), tmp_path / "n.parquet")
+    with pytest.raises(DataError, match="cannot be held in microseconds"):
+        times_us(read_source(str(tmp_path / "n.parquet"), ["t"]), "t")
+
+
+def test_dictionary_text_is_text(tmp_path: Path) -> None:
+    table = bars(60, ("B", "A"))
+    plain = load_table(table, tmp_path)
+    table["symbol"] = table["symbol"].astype("category")
+    assert pa.types.is_dictionary(pq.read_schema(write(table, tmp_path / "dictionary.parquet")).field("symbol").type)
+    assert same(plain, load(tmp_path / "dictionary.parquet"))
+    assert plain.report.entity_names == ["A", "B"]
+
+
+def same(one: object, other: object) -> bool:
+    return all(np.array_equal(getattr(one.tensors, name), getattr(other.tensors, name)) for name in vars(one.tensors))  # type: ignore[attr-defined]
+
+
+def test_csv_equals_parquet(tmp_path: Path) -> None:
+    table = bars(80, ("A", "B"))
+    table.to_csv(tmp_path / "bars.csv", index=False)
+    assert same(load(tmp_path / "bars.csv", features="ohlcv", lookback=4), load_table(table, tmp_path, features="ohlcv", lookback=4))
+
+
+def test_a_folder_equals_one_file_whatever_the_order_of_rows(tmp_path: Path) -> None:
+    table = bars(90, ("A", "B"))
+    whole = load_table(table, tmp_path)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    shuffled = table.sample(frac=1, random_state=0)
+    for number in range(3):
+        write(shuffled.iloc[number::3], folder / f"part{number}.parquet")
+    parts = load(folder)
+    assert same(whole, parts)
+    assert (parts.report.files, parts.report.rows_read) == (3, 180)
+
+
+def test_a_folder_of_two_schemas_is_refused(tmp_path: Path) -> None:
+    table = bars()
+    write(table, tmp_path / "a.parquet")
+    write(table.astype({"volume": "float64"}), tmp_path / "b.parquet")
+    with pytest.raises(DataError) as caught:
+        load(tmp_path)
+    assert "column volume is int64 in a.parquet and double in b.parquet" in str(caught.value)
+
+
+def test_only_needed_columns_are_read(tmp_path: Path) -> None:
+    table = bars()
+    table["comment"] = "x"
+    assert read_source(str(write(table, tmp_path / "b.parquet")), ["timestamp", "close"]).table.column_names == ["timestamp", "close"]
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "text.dat").write_text("hello world")
+    (tmp_path / "cut.parquet").write_bytes(write(bars(), tmp_path / "whole.parquet").read_bytes()[:2000])
+    write(bars().iloc[:0], tmp_path / "none.parquet")
+    (tmp_path / "folder").mkdir()
+    for name, words in (
+        ("empty.parquet", "is empty (0 bytes)"),
+        ("text.dat", "neither Parquet nor CSV"),
+        ("cut.parquet", "damaged"),
+        ("none.parquet", "holds no rows"),
+        ("folder", "holds no *.parquet"),
+        ("whole.parque", "did you mean"),
+        ("demo:nothing", ""),
+    ):
+        path = name if name.startswith("demo:") else str(tmp_path / name)
+        with pytest.raises(DataError) as caught:
+            load(path)
+        assert name in str(caught.value)
+        assert words in str(caught.value)
+
+
+def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
+    table = bars()
+    first = load_table(table, tmp_path).fingerprint
+    (tmp_path / "elsewhere").mkdir()
+    assert load_table(table, tmp_path / "elsewhere").fingerprint == first
+    assert load(tmp_path / "bars.parquet", "data.validation_fraction=0.3").fingerprint != first
+    table.loc[3, "close"] = table.loc[3, "open"]
+    assert load_table(table, tmp_path).fingerprint != first

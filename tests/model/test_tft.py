@@ -1,0 +1,179 @@
+"""The batched Temporal Fusion Transformer against a plain loop written from the paper, and its promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.loop_reference import forecast_one
+from tft_exp.model.inputs import Inputs, InputSizes
+from tft_exp.model.quantiles import quantile_loss
+from tft_exp.model.tft import TemporalFusionTransformer
+
+LOOKBACK, HORIZON, BATCH = 5, 3, 2
+FULL = InputSizes(2, (3,), 2, (4, 2), 3, (5,))
+ROLES = {
+    "everything": FULL,
+    "no static": InputSizes(known_reals=2, known_cardinalities=(4,), observed_reals=3),
+    "no known": InputSizes(static_cardinalities=(3,), observed_reals=3, observed_cardinalities=(5,)),
+    "no observed": InputSizes(static_reals=1, known_reals=2),
+    "observed alone": InputSizes(observed_reals=1),
+    "known categoricals alone": InputSizes(known_cardinalities=(4, 2)),
+}
+
+
+def build(sizes: InputSizes, *, layers: int = 2, quantiles: int = 3, dropout: float = 0.0, hidden: int = 8) -> TemporalFusionTransformer:
+    torch.manual_seed(0)
+    levels = [(i + 1) / (quantiles + 1) for i in range(quantiles)]
+    return TemporalFusionTransformer(
+        sizes,
+        hidden_size=hidden,
+        attention_heads=2,
+        lstm_layers=layers,
+        dropout=dropout,
+        lookback=LOOKBACK,
+        horizon=HORIZON,
+        quantiles=levels,
+    )
+
+
+def draw(sizes: InputSizes, batch: int = BATCH, seed: int = 1, dtype: torch.dtype = torch.float64) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+
+    def reals(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def codes(cardinalities: tuple[int, ...], *shape: int) -> Tensor:
+        columns = [torch.randint(c, shape, generator=generator) for c in cardinalities]
+        return torch.stack(columns, dim=-1) if columns else torch.zeros(*shape, 0, dtype=torch.int64)
+
+    steps = LOOKBACK + HORIZON
+    return Inputs(
+        reals(batch, sizes.static_reals),
+        codes(sizes.static_cardinalities, batch),
+        reals(batch, steps, sizes.known_reals),
+        codes(sizes.known_cardinalities, batch, steps),
+        reals(batch, LOOKBACK, sizes.observed_reals),
+        codes(sizes.observed_cardinalities, batch, LOOKBACK),
+    )
+
+
+@pytest.mark.parametrize("sizes", ROLES.values(), ids=ROLES.keys())
+@pytest.mark.parametrize("layers", [1, 2])
+def test_values_weights_and_every_gradient_equal_the_plain_loop(sizes: InputSizes, layers: int) -> None:
+    model = build(sizes, layers=layers).double()
+    inputs = draw(sizes)
+    out = model.explain(inputs)
+    plain = [torch.stack(parts) for parts in zip(*(forecast_one(model, inputs, b) for b in range(BATCH)), strict=True)]
+    for batched, looped in zip(out, plain, strict=True):
+        torch.testing.assert_close(batched, looped, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+    weights = torch.randn(BATCH, HORIZON, 3, dtype=torch.float64)
+    batched_gradients = torch.autograd.grad((model(inputs) * weights).sum(), list(model.parameters()), allow_unused=True)
+    looped_gradients = torch.autograd.grad((plain[0] * weights).sum(), list(model.parameters()), allow_unused=True)
+    for (name, parameter), one, other in zip(model.named_parameters(), batched_gradients, looped_gradients, strict=True):
+        if other is None:
+            assert one is None or one.abs().max() == 0, name
+        else:
+            assert parameter.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, msg=lambda message, name=name: f"{name}: {message}")
+
+
+def test_a_forecast_does_not_see_its_own_future() -> None:
+    model, inputs = build(FULL).double(), draw(FULL)
+    before = model(inputs)
+    for step in range(HORIZON):
+        known = inputs.known_reals.clone()
+        known[:, LOOKBACK + step] += 3.0
+        changed = (model(inputs._replace(known_reals=known)) - before).abs().amax(dim=(0, 2))
+        assert torch.all(changed[:step] == 0)
+        assert torch.all(changed[step:] > 0)
+
+
+def test_every_input_matters() -> None:
+    model, inputs = build(FULL).double(), draw(FULL)
+    before = model(inputs)
+    for name, tensor in inputs._asdict().items():
+        other = (tensor + 1) % 2 if tensor.dtype == torch.int64 else tensor + 1.0
+        assert not torch.allclose(model(inputs._replace(**{name: other})), before), name
+
+
+def test_windows_of_a_batch_do_not_touch_each_other() -> None:
+    model, inputs = build(FULL).double().eval(), draw(FULL, batch=4)
+    alone = torch.cat([model(Inputs(*(tensor[b : b + 1] for tensor in inputs))) for b in range(4)])
+    torch.testing.assert_close(model(inputs), alone)
+
+
+def test_weights_and_attention_are_shares() -> None:
+    out = build(FULL).explain(draw(FULL, dtype=torch.float32))
+    for weights, variables in ((out.static_weights, 3), (out.past_weights, 8), (out.future_weights, 4)):
+        assert weights.shape[-1] == variables
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    torch.testing.assert_close(out.attention.sum(-1), torch.ones(BATCH, HORIZON))
+    for step in range(HORIZON):
+        assert torch.all(out.attention[:, step, LOOKBACK + step + 1 :] == 0)
+        assert torch.all(out.attention[:, step, : LOOKBACK + step + 1] > 0)
+
+
+@pytest.mark.parametrize("quantiles", [1, 2, 3, 9])
+def test_quantiles_never_cross(quantiles: int) -> None:
+    model = build(FULL, quantiles=quantiles)
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.mul_(50.0)
+    inputs = draw(FULL, batch=64, dtype=torch.float32)
+    forecast = model(inputs._replace(observed_reals=inputs.observed_reals * 100))
+    assert forecast.shape == (64, HORIZON, quantiles)
+    assert torch.all(forecast.diff(dim=-1) >= 0)
+
+
+def test_a_model_without_past_inputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one known or observed"):
+        build(InputSizes(static_reals=2))
+
+
+def test_bfloat16_autocast_trains_to_finite_values() -> None:
+    model, inputs = build(FULL, dropout=0.1), draw(FULL, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        forecast = model(inputs)
+    assert forecast.dtype == torch.float32
+    quantile_loss(forecast, torch.zeros(BATCH, HORIZON), torch.tensor([0.25, 0.5, 0.75])).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    torch.testing.assert_close(forecast, build(FULL)(inputs), rtol=0.2, atol=0.2)
+
+
+def test_dropout_is_for_training_alone() -> None:
+    model, inputs = build(FULL, dropout=0.5), draw(FULL, dtype=torch.float32)
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+    model.train()
+    assert not torch.equal(model(inputs), model(inputs))
+
+
+def test_it_learns_what_it_is_shown() -> None:
+    """The target is a known input times a static one: only a model that brings both together gets it right."""
+    sizes = InputSizes(static_reals=1, known_reals=1, observed_reals=1)
+    model = build(sizes, hidden=16, layers=1)
+    inputs = draw(sizes, batch=64, dtype=torch.float32)
+    target = inputs.known_reals[:, LOOKBACK:, 0] * inputs.static_reals
+    levels = torch.tensor([0.25, 0.5, 0.75])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(300):
+        loss = quantile_loss(model(inputs), target, levels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_parameters_of_the_reported_model() -> None:
+    """Hidden 256 with 225 inputs: the 94.65 million parameters that the report's figures point to."""
+    sizes = InputSizes(4, (1,), 10, (), 210, ())
+    with torch.device("meta"):
+        model = TemporalFusionTransformer(
+            sizes, hidden_size=256, attention_heads=8, lstm_layers=2, dropout=0.1, lookback=60, horizon=10, quantiles=[0.1, 0.5, 0.9]
+        )
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(94.65e6, rel=1e-3)
