@@ -27,7 +27,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        return ", ".join(value if key == "policy" else f"{key}={value}" for key, value in self.choice) or "all runs"
+        return ", ".join(value if key == "policy" else f"{key.rpartition('.')[2]}={value}" for key, value in self.choice)
 
     def values(self, metric: str) -> list[float]:
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]
@@ -66,8 +66,8 @@ def comparison_table(sweep_id: str, groups: Sequence[Group]) -> Table:
     runs = [run for group in groups for run in group.runs]
     quantity = quantity_of(runs)
     table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice")
-    table.add_column("runs", max_width=24)
+    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", overflow="fold")
+    table.add_column("runs")
     for heading in (
         f"peak {quantity}, MiB\ntrain / val",
         f"{quantity} freed\nMiB",

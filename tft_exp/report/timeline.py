@@ -60,7 +60,8 @@ def _draw(records: Sequence[PhaseRecord], memory: DeviceMemory, path: Path, titl
     axes.set_ylim(max(0.0, low - margin) if low > 0.3 * high else 0.0, high + 2 * margin)
     axes.set_xlim(-0.6, len(records) - 0.4)
     axes.set_ylabel(f"{memory.quantity} (MiB)")
-    axes.set_title(f"{title}: line = start to end, bar = peak", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=5, frameon=False, fontsize=8)
-    figure.text(0.995, 0.005, memory.source, ha="right", va="bottom", fontsize=7, color="#777777")
+    bottom = axes.get_ylim()[0]
+    cut = f"; the axis starts at {bottom:.0f} MiB" if bottom > 0 else ""
+    axes.set_title(f"{title}\nline = start to end, bar = up to the peak{cut}. {memory.source}", loc="left", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=6, frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -43,10 +44,14 @@ class Recorder:
         self.store.client.log_batch(self.run_id, tags=[RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()])
 
     def close(self) -> None:
-        """Send the artifacts, then say how the run ended; a run that says FINISHED has everything."""
+        """Send the artifacts, then say how the run ended; a run that says FINISHED has everything.
+
+        The folder goes once its files are in the store, so that checkpoints do not fill the disk twice.
+        """
         try:
             if any(self.folder.iterdir()):
                 self.store.client.log_artifacts(self.run_id, str(self.folder))
+            shutil.rmtree(self.folder)
         finally:
             self.tag({"outcome": self.outcome})
             self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
