@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_w
 from tft_exp.training.metrics import epoch_metrics, quality_metrics, run_summary
 from tft_exp.training.naive import naive_qualities
 from tft_exp.training.optimizers import build_optimizer
-from tft_exp.training.trainer import EpochResult, Trainer, spread_over
+from tft_exp.training.trainer import EpochResult, Quality, Trainer, spread_over
 
 log = logging.getLogger("tft_exp")
 
@@ -59,38 +59,46 @@ def run(config: Config, job: Job) -> Outcome:
     """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
     device = resolve_device(config.device)
     memory = _open_memory(config.device, device)
-    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    dataset = _load(config)
     reason = idle_on(config.policy.residency.value, device)
     if reason is not None:
         log.warning("note: %s", reason)
-    name = run_name(config, job)
     code_tags, diff = code_state()
     tags = {
         **code_tags,
         **version_tags(),
-        "data_fingerprint": dataset.fingerprint,
         "device": device_name(device),
         "memory_source": memory.source,
         "memory_quantity": memory.quantity,
         "job_folder": str(job.folder),
     }
+    if dataset is not None:
+        tags["data_fingerprint"] = dataset.fingerprint
     if memory.capacity_mib is not None:
         tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
     if job.sweep_id is not None:
         tags |= {"sweep_id": job.sweep_id, "job": str(job.number)}
-    tracking = config.tracking
-    folder = job.folder / "artifacts"
     with record_run(
-        uri=tracking.uri,
-        home=tracking.home,
-        experiment=tracking.experiment,
-        name=name,
-        folder=folder,
+        uri=config.tracking.uri,
+        home=config.tracking.home,
+        experiment=config.tracking.experiment,
+        name=run_name(config, job),
+        folder=job.folder / "artifacts",
         params=run_params(config, job),
         tags=tags,
     ) as recorder:
-        _write_inputs(folder, config, job, dataset, diff)
+        _write_inputs(recorder.folder, config, job, dataset, diff)
         return _attempt(config, dataset, memory, recorder)
+
+
+def _load(config: Config) -> Dataset | None:
+    """The data; None where the host's memory does not hold it, which is an outcome like any other out-of-memory."""
+    try:
+        return load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
 
 
 def resolve_device(config: DeviceConfig) -> torch.device:
@@ -151,47 +159,53 @@ def run_params(config: Config, job: Job) -> dict[str, str]:
     return {**groups, "seed": str(config.seed), **singles}
 
 
-def _write_inputs(folder: Path, config: Config, job: Job, dataset: Dataset, diff: str) -> None:
+def _write_inputs(folder: Path, config: Config, job: Job, dataset: Dataset | None, diff: str) -> None:
     (folder / "config").mkdir(parents=True, exist_ok=True)
     (folder / "config" / "composed.yaml").write_text(job.composed_yaml)
     (folder / "config" / "resolved.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True))
     (folder / "config" / "overrides.yaml").write_text(OmegaConf.to_yaml(list(job.overrides)))
     (folder / "environment.txt").write_text(installed_packages())
-    (folder / "data.txt").write_text(dataset.report.render())
     if diff:
         (folder / "uncommitted.diff").write_text(diff)
-    save_preprocessing(dataset.preprocessing, folder / "checkpoint")
+    if dataset is not None:
+        (folder / "data.txt").write_text(dataset.report.render())
+        save_preprocessing(dataset.preprocessing, folder / "checkpoint")
 
 
-def _attempt(config: Config, dataset: Dataset, memory: DeviceMemory, recorder: Recorder) -> Outcome:
+@dataclass
+class Progressed:
+    """What an attempt has got to, also where memory then ran out."""
+
+    naive: Quality | None = None
+    results: list[EpochResult] = field(default_factory=list)
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Outcome:
     """Train; an out-of-memory becomes an outcome with its phase, and frees everything that the attempt held."""
-    timeline = Timeline(memory)
-    results: list[EpochResult] = []
-    extra: dict[str, float] = {}
-    validation = _validation_windows(config, dataset)
-    naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
-    best_naive = min(naive, key=lambda name: naive[name].loss)
-    recorder.tag({"best_naive": best_naive})
-    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
-    phase: str | None = None
+    timeline, progressed = Timeline(memory), Progressed()
+    phase = None if dataset is not None else "data"
     # Garbage is collected around every validation, to see who still holds the optimizer. What the libraries made so far
     # is set aside: going through it took 0.3 s a time.
     gc.freeze()
     try:
-        extra = _train(config, dataset, validation, timeline, recorder, results)
+        if dataset is not None:
+            _train(config, dataset, timeline, recorder, progressed)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         phase = timeline.interrupted.phase if timeline.interrupted else "between phases"
-        recorder.outcome = "out_of_memory"
-        recorder.tag({"out_of_memory_phase": phase, "error": str(error)})
+        recorder.tag({"error": str(error)})
     finally:
         gc.unfreeze()
         write_timeline(timeline.records, memory, recorder.folder, recorder.name)
-    # The exception held the frames that held the model; out here it is gone, and with it what they held.
-    memory.settle()
-    memory.clear_cache()
-    summary = run_summary(results, timeline.records, naive[best_naive], memory.quantity) | extra
+    if phase is not None:
+        # The exception held the frames that held the model; out here it is gone, and with it what they held.
+        memory.settle()
+        memory.clear_cache()
+        recorder.outcome = "out_of_memory"
+        recorder.tag({"out_of_memory_phase": phase})
+    summary = run_summary(progressed.results, timeline.records, progressed.naive, memory.quantity) | progressed.extra
     recorder.log({f"summary/{key}": value for key, value in summary.items()})
     return Outcome(recorder.run_id, recorder.name, recorder.outcome, phase, summary)
 
@@ -201,17 +215,21 @@ def _validation_windows(config: Config, dataset: Dataset) -> Tensor:
     return spread_over(dataset.windows["validation"], most and most * config.batch.validation)
 
 
-def _train(
-    config: Config, dataset: Dataset, validation: Tensor, timeline: Timeline, recorder: Recorder, results: list[EpochResult]
-) -> dict[str, float]:
-    """Train to the end, recording every epoch and keeping the best weights; returns figures beside the epochs' own."""
+def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:
+    """Train to the end, recording every epoch and keeping the best weights."""
     memory, device = timeline.memory, timeline.memory.device
     with timeline.phase("setup"):
+        validation = _validation_windows(config, dataset)
+        naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
         torch.manual_seed(config.seed)
         placed = dataset.to(device)
         validation = validation.to(device)
         model = build_model(config, dataset).to(device)
         owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters()))
+    best_naive = min(naive, key=lambda name: naive[name].loss)
+    progressed.naive = naive[best_naive]
+    recorder.tag({"best_naive": best_naive})
+    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
     trainer = Trainer(
         model=model,
         quantiles=torch.tensor(config.model.quantiles, device=device),
@@ -224,12 +242,12 @@ def _train(
         seed=config.seed,
     )
     train = placed.windows["train"]
-    extra = {"parameters": float(sum(parameter.numel() for parameter in model.parameters()))}
+    progressed.extra["parameters"] = float(sum(parameter.numel() for parameter in model.parameters()))
     log.info(
         "%s on %s: %s parameters, %s training and %s validation windows",
         recorder.name,
         device_name(device),
-        f"{extra['parameters']:,.0f}",
+        f"{progressed.extra['parameters']:,.0f}",
         f"{len(train):,}",
         f"{len(validation):,}",
     )
@@ -238,7 +256,7 @@ def _train(
     with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
         trainer.on_batch = progress.advance
         for result in trainer.epochs(placed.gather, train, validation):
-            results.append(result)
+            progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)
             recorder.log(metrics, step=result.epoch + 1)
             progress.epoch(result.epoch + 1, metrics)
@@ -246,10 +264,9 @@ def _train(
                 save_weights(model, checkpoint)
     if len(placed.windows["test"]):
         load_weights(model, checkpoint)
-        with timeline.phase("test", len(results)):
+        with timeline.phase("test", len(progressed.results)):
             test = trainer.evaluate(placed.gather, placed.windows["test"], device)
-        extra |= quality_metrics(test, "test_")
-    return extra
+        progressed.extra |= quality_metrics(test, "test_")
 
 
 def build_model(config: Config, dataset: Dataset) -> TemporalFusionTransformer:

@@ -120,7 +120,7 @@ def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -
         trainer = trainer_for(calm, dataset, optimizer=sgd, batch=batch, limit_train_batches=None, gradient_clip_norm=0.05)
         trainer.model.double()
         double = dataset_in_double(dataset)
-        trainer._train(double.gather, windows, total_steps=3)
+        trainer.train(double.gather, windows, total_steps=3)
         assert trainer.step == 3
         trained.append(weights(trainer))
     for one, other in zip(*trained, strict=True):

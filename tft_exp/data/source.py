@@ -98,6 +98,8 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
             return _read_parquet(file, columns)
         if file.name.lower().endswith(CSV_ENDINGS):
             return _read_csv(file, columns)
+    except MemoryError:  # Arrow's own is an ArrowException too, and says nothing about the file
+        raise
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{file} is damaged and cannot be read: {reason}", where=str(file), mend="fetch or write the file again") from error

@@ -31,17 +31,20 @@ def code_state() -> tuple[dict[str, str], str]:
         return {}, ""
     status = _git("status", "--porcelain") or ""
     diff = _git("diff", "HEAD") or ""
-    return {"git_commit": commit.strip(), "git_dirty": str(bool(status.strip())).lower()}, diff
+    # The second name is the one that MLflow's own pages show.
+    commits = {"git_commit": commit.strip(), "mlflow.source.git.commit": commit.strip()}
+    return {**commits, "git_dirty": str(bool(status.strip())).lower()}, diff
 
 
 def version_tags() -> dict[str, str]:
-    """Versions of this program, of Python and of the libraries that decide a run's figures."""
+    """Versions of this program, of Python and of the libraries that decide a run's figures, as tags."""
     try:
         own = version("tft-exp")
     except PackageNotFoundError:
         own = "not installed"
     libraries = {f"version.{name}": version(name) for name in LIBRARIES}
-    return {"version.tft-exp": own, "version.python": platform.python_version(), **libraries}
+    source = {"mlflow.source.name": "tft-exp train", "mlflow.source.type": "LOCAL"}
+    return {"version.tft-exp": own, "version.python": platform.python_version(), **libraries, **source}
 
 
 def installed_packages() -> str:

@@ -107,7 +107,7 @@ class Trainer:
         stale = 0
         for epoch in range(self.config.max_epochs):
             with self.timeline.phase("train", epoch):
-                losses = self._train(gather, train, total_steps)
+                losses = self.train(gather, train, total_steps)
             witness = StateWitness(self.owner.current, self.device)
             with ExitStack() as residency:
                 with self.timeline.phase("before_validation", epoch, settled=True):
@@ -143,7 +143,7 @@ class Trainer:
             if patience is not None and stale >= patience:
                 return
 
-    def _train(self, gather: Gather, windows: Tensor, total_steps: int) -> Tensor:
+    def train(self, gather: Gather, windows: Tensor, total_steps: int) -> Tensor:
         """One pass over shuffled windows; the loss of every batch, on the device, [batches]."""
         self.model.train()
         batches, _ = self.batches(len(windows))

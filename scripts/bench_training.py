@@ -1,0 +1,120 @@
+"""How fast a configuration gathers, trains and validates here: windows a second, medians over repetitions.
+
+    .venv/bin/python scripts/bench_training.py model=base batch=b64 device=cpu
+    .venv/bin/python scripts/bench_training.py --vs "trainer.precision=bf16" model=base
+
+Overrides are those of `tft-exp train`. With --vs a second configuration, the first with these overrides added, is
+measured in turn with it, pair by pair, so that a machine whose speed drifts does not decide the comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from tft_exp.compose import compose_config
+from tft_exp.data.dataset import load_dataset
+from tft_exp.experiment import build_model, resolve_device
+from tft_exp.memory.devices import open_memory
+from tft_exp.memory.policies import POLICIES, OptimizerOwner
+from tft_exp.memory.timeline import Timeline
+from tft_exp.training.optimizers import build_optimizer
+from tft_exp.training.trainer import Trainer
+
+
+class Bench:
+    """One configuration, ready to run; each measure returns windows a second."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        config = compose_config(overrides)
+        self.config = config
+        self.device = resolve_device(config.device)
+        torch.manual_seed(config.seed)
+        dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+        self.dataset = dataset.to(self.device)
+        model = build_model(config, dataset).to(self.device)
+        self.trainer = Trainer(
+            model=model,
+            quantiles=torch.tensor(config.model.quantiles, device=self.device),
+            owner=OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters())),
+            policy=POLICIES["keep"],
+            timeline=Timeline(open_memory(self.device)),
+            config=config.trainer,
+            batch=config.batch,
+            optimizer=config.optimizer,
+            seed=config.seed,
+        )
+
+    def rate(self, work: Callable[[], int]) -> float:
+        memory = self.trainer.timeline.memory
+        memory.synchronize()
+        began = time.perf_counter()
+        windows = work()
+        memory.synchronize()
+        return windows / (time.perf_counter() - began)
+
+    def gather(self) -> float:
+        def work() -> int:
+            for part in windows.split(self.config.batch.train):
+                self.dataset.gather(part)
+            return len(windows)
+
+        windows = self.dataset.windows["train"][: 50 * self.config.batch.train]
+        return self.rate(work)
+
+    def train(self) -> float:
+        windows = self.dataset.windows["train"][: 8 * self.config.batch.train]
+
+        def work() -> int:
+            self.trainer.train(self.dataset.gather, windows, total_steps=1_000_000)
+            return len(windows)
+
+        return self.rate(work)
+
+    def validate(self) -> float:
+        windows = self.dataset.windows["validation"][: 2 * self.config.batch.validation]
+
+        def work() -> int:
+            self.trainer.evaluate(self.dataset.gather, windows, self.device)
+            return len(windows)
+
+        return self.rate(work)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vs", default=None, help="overrides of a second configuration, separated by spaces")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    benches = {"first": Bench(options.overrides)}
+    if options.vs is not None:
+        benches["second"] = Bench([*options.overrides, *options.vs.split()])
+    measures = ("gather", "train", "validate")
+    rates: dict[str, dict[str, list[float]]] = {name: {measure: [] for measure in measures} for name in benches}
+    for repetition in range(options.repetitions + 1):
+        for name, bench in benches.items():
+            for measure in measures:
+                rate = getattr(bench, measure)()
+                if repetition > 0:  # the first one warms up
+                    rates[name][measure].append(rate)
+    print(
+        f"{benches['first'].device}, {torch.get_num_threads()} threads, torch {torch.__version__}: windows a second, median [least, most]"
+    )
+    for measure in measures:
+        for name in benches:
+            values = rates[name][measure]
+            print(f"{measure:<9} {name:<7} {statistics.median(values):12,.0f}  [{min(values):,.0f}, {max(values):,.0f}]")
+        if "second" in benches:
+            ratios = [two / one for one, two in zip(rates["first"][measure], rates["second"][measure], strict=True)]
+            print(f"{measure:<9} second / first, pair by pair {statistics.median(ratios):.2f}  [{min(ratios):.2f}, {max(ratios):.2f}]")
+    print(json.dumps(rates))
+
+
+if __name__ == "__main__":
+    main()
