@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -140,7 +141,12 @@ def _report(application: Application) -> None:
         for failure in application.failures:
             console.print(f"failed: {failure}", markup=False)
         where += f" --sweep {sweep_id}"
-    console.print(f"\nSee it in MLflow:  tft-exp ui{where}", markup=False, highlight=False)
+    console.print(f"\nSee it in MLflow:  {_program()} ui{where}", markup=False, highlight=False)
+
+
+def _program() -> str:
+    """How this program is called from the shell: by its name where the shell finds it, else by its path."""
+    return "tft-exp" if shutil.which("tft-exp") else os.path.relpath(sys.argv[0])
 
 
 def ui_options(tracking: TrackingConfig) -> str:

@@ -108,6 +108,7 @@ class DataConfig:
     on_duplicates: OnDuplicates = OnDuplicates.error
     on_unseen_entity: OnBad = OnBad.error
     on_short_entity: OnBad = OnBad.error
+    on_constant_target: OnBad = OnBad.error
     validation_fraction: float = 0.2
     test_fraction: float = 0.0
     scaling: Scaling = Scaling.entity

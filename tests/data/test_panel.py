@@ -138,8 +138,16 @@ def test_a_static_value_must_not_change(tmp_path: Path) -> None:
 def test_a_constant_target_is_refused(tmp_path: Path) -> None:
     table = bars()
     table["flat"] = 0.1
-    with pytest.raises(DataError, match="the target flat is constant in the training rows"):
-        load_table(table, tmp_path, "data.target=flat")
+    with pytest.raises(DataError, match=r"the target flat of 1 entities \(A\) is constant in the training rows"):
+        load_table(table, tmp_path, "data.target=flat", "data.on_constant_target=drop")
+    pegged = bars(120, ("A", "peg"))
+    pegged.loc[pegged["symbol"] == "peg", ["open", "high", "low", "close"]] = 15.6466
+    with pytest.raises(DataError, match=r"of 1 entities \(peg\).*constant"):
+        load_table(pegged, tmp_path)
+    kept = load_table(pegged, tmp_path, "data.on_constant_target=drop").report
+    assert kept.entity_names == ["A"]
+    assert [(repair.rows, repair.example) for repair in kept.repairs] == [(120, "peg")]
+    assert len(load_table(pegged, tmp_path, "data.scaling=all").report.entity_names) == 2
 
 
 def test_an_outlier_is_stated_with_its_row(tmp_path: Path) -> None:

@@ -64,13 +64,23 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
     panel = read_panel(data, observed_names(features.kind))
     panel = _without_short_entities(panel, data, warm_up, lookback + horizon)
     cuts = choose_cuts(panel.time_us, data.validation_fraction, data.test_fraction)
-    index = index_windows(panel, cuts, warm_up=warm_up, lookback=lookback, horizon=horizon)
+
+    def indexed(of: Panel) -> WindowIndex:
+        return index_windows(of, cuts, warm_up=warm_up, lookback=lookback, horizon=horizon)
+
+    def built(of: Panel) -> BuiltInputs:
+        training = (of.time_us < cuts.validation_us) & (of.position >= warm_up)
+        return build_inputs(of, data, features.kind, training=training)
+
+    index = indexed(panel)
     _require_windows(panel, index, data, warm_up, lookback, horizon)
-    kept = _without_unseen_entities(panel, index, data)
-    if kept is not panel:
-        panel, index = kept, index_windows(kept, cuts, warm_up=warm_up, lookback=lookback, horizon=horizon)
-    training = (panel.time_us < cuts.validation_us) & (panel.position >= warm_up)
-    inputs = build_inputs(panel, data, features.kind, training=training)
+    panel = _without_unseen_entities(panel, index, data)
+    inputs = built(panel)
+    if inputs.constant_target.any():
+        panel = _without_constant_targets(panel, inputs.constant_target, data)
+        inputs = built(panel)
+    index = indexed(panel)
+    _require_windows(panel, index, data, warm_up, lookback, horizon)
     return Dataset(
         lookback=lookback,
         horizon=horizon,
@@ -136,6 +146,19 @@ def _without_unseen_entities(panel: Panel, index: WindowIndex, data: DataConfig)
             mend="lower data.validation_fraction, or leave these entities out with data.on_unseen_entity=drop",
         )
     return _drop_entities(panel, unseen, data.max_gap, "without a training window")
+
+
+def _without_constant_targets(panel: Panel, constant: np.ndarray, data: DataConfig) -> Panel:
+    if data.on_constant_target is OnBad.error or constant.all():
+        names = ", ".join(panel.entity_names[code] for code in np.flatnonzero(constant)[:6])
+        whose = f" of {int(constant.sum())} entities ({names})" if names else ""
+        drop = "" if constant.all() else ", or leave these entities out with data.on_constant_target=drop"
+        raise DataError(
+            f"the target {data.target}{whose} is constant in the training rows",
+            where=f"{data.path}, {data.target}",
+            mend=f"choose another data.target{drop}",
+        )
+    return _drop_entities(panel, constant, data.max_gap, "with a constant target in the training rows")
 
 
 def _report(panel: Panel, data: DataConfig, cuts: Cuts, index: WindowIndex, inputs: BuiltInputs, warm_up: int) -> DataReport:

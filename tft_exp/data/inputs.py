@@ -14,7 +14,6 @@ from tft_exp.config import DataConfig, FeatureSet, Scaling
 from tft_exp.data.features import derive
 from tft_exp.data.panel import Panel
 from tft_exp.data.scaling import fit_scale
-from tft_exp.errors import DataError
 from tft_exp.model.inputs import InputSizes
 
 ENTITY = "entity"
@@ -72,13 +71,11 @@ class BuiltInputs:
     preprocessing: dict[str, Any]
     constants: list[str]
     warnings: list[str]
+    constant_target: np.ndarray  # [entities], true where the training rows hold one value of the target
 
 
 def build_inputs(panel: Panel, config: DataConfig, kind: FeatureSet, *, training: np.ndarray) -> BuiltInputs:
-    """Derive, scale and encode; `training` marks the rows that statistics may be taken from, [rows].
-
-    Raises DataError where the target does not vary in the training rows.
-    """
+    """Derive, scale and encode; `training` marks the rows that statistics may be taken from, [rows]."""
     return _Builder(panel, config, kind, training).build()
 
 
@@ -92,6 +89,7 @@ class _Builder:
         self.scales: dict[str, dict[str, list[float]]] = {}
         self.vocabularies: dict[str, list[str]] = {}
         self.constants: list[str] = []
+        self.constant_target = np.zeros(self.entities, dtype=bool)
         self.warnings: list[str] = []
 
     def build(self) -> BuiltInputs:
@@ -109,7 +107,6 @@ class _Builder:
             config.observed_categorical,
         )
         observed_reals = self._scaled(observed)
-        self._require_varying_target()
         location, scale = (np.array(self.scales[config.target][key], dtype=np.float32) for key in ("location", "scale"))
         tensors = InputTensors(
             static_reals=torch.from_numpy(self._static_scaled(static)),
@@ -132,7 +129,7 @@ class _Builder:
             self._cardinalities(roles.observed_categoricals),
         )
         preprocessing = {"target": config.target, "roles": vars(roles), "scales": self.scales, "vocabularies": self.vocabularies}
-        return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings)
+        return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings, self.constant_target)
 
     def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         derived, read = self.features.observed, self.panel.reals
@@ -146,6 +143,8 @@ class _Builder:
             scale = fit_scale(values, self.panel.entity, self.training, self.entities, by_entity=by_entity)
             scaled[:, index] = scale.apply(values, self.panel.entity)
             self._keep_scale(name, scale.location, scale.scale)
+            if name == self.config.target:
+                self.constant_target = scale.constant
             if scale.constant.any():
                 which = (
                     ""
@@ -157,15 +156,6 @@ class _Builder:
 
     def _keep_scale(self, name: str, location: np.ndarray, scale: np.ndarray) -> None:
         self.scales[name] = {"location": location.tolist(), "scale": scale.tolist()}
-
-    def _require_varying_target(self) -> None:
-        constant = next((name for name in self.constants if name.partition(" of ")[0] == self.config.target), None)
-        if constant is not None:
-            raise DataError(
-                f"the target {constant} is constant in the training rows",
-                where=f"{self.config.path}, column {self.config.target}",
-                mend="choose another data.target, or leave out such entities",
-            )
 
     def _static_values(self) -> dict[str, np.ndarray]:
         """Static reals, one value an entity: declared columns, and means over the training rows of derived ones."""
