@@ -117,8 +117,9 @@ def _drop_entities(panel: Panel, gone: np.ndarray, max_gap: str | None, what: st
 
 
 def _without_short_entities(panel: Panel, data: DataConfig, warm_up: int, length: int) -> Panel:
+    heads = np.flatnonzero(np.append(True, panel.entity[1:] != panel.entity[:-1]))
     longest = np.zeros(len(panel.entity_names), dtype=np.int64)
-    np.maximum.at(longest, panel.entity, panel.position + 1)
+    longest[panel.entity[heads]] = np.maximum.reduceat(panel.position, heads) + 1
     short = longest < warm_up + length
     if not short.any():
         return panel
