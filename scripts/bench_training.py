@@ -36,7 +36,7 @@ class Bench:
         self.device = resolve_device(config.device)
         torch.manual_seed(config.seed)
         dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
-        self.dataset = dataset.to(self.device)
+        self.dataset = dataset.moved(lambda tensor: tensor.to(self.device))
         model = build_model(config, dataset).to(self.device)
         self.trainer = Trainer(
             model=model,
@@ -80,7 +80,7 @@ class Bench:
         windows = self.dataset.windows["validation"][: 2 * self.config.batch.validation]
 
         def work() -> int:
-            self.trainer.evaluate(self.dataset.gather, windows, self.device)
+            self.trainer.evaluate(self.dataset.gather, windows, lambda tensor: tensor)
             return len(windows)
 
         return self.rate(work)

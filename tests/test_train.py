@@ -114,7 +114,8 @@ def test_the_terminal_shows_the_comparison_and_the_way_to_mlflow(sweep: Sweep) -
     for policy in ("keep", "offload", "recreate", "stash"):
         assert f" {policy} " in shown
     assert shown.count("2 finished") == 4
-    assert "naive: climatology" in shown or "naive: persistence" in shown
+    assert "naive forecast" in shown
+    assert "climatology" in shown
     assert f"bin/tft-exp ui --sweep {sweep.runs[0].data.tags['sweep_id']}" in shown
     assert "frees nothing on device=cpu" in sweep.done.stderr
 

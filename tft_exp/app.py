@@ -125,23 +125,20 @@ def _report(application: Application) -> None:
     tracking = application.tracking
     if tracking is None or not application.outcomes:
         return
-    from tft_exp.report.compare import wide_console
-
-    console = wide_console()
     where = "" if tracking.uri is None and tracking.home == TrackingConfig().home else f" {ui_options(tracking)}"
     if application.multirun:
-        from tft_exp.report.compare import comparison_table, group_runs
+        from tft_exp.report.compare import group_runs, print_comparison
         from tft_exp.tracking.runs import load_sweep
         from tft_exp.tracking.store import open_store
 
         store = open_store(tracking.uri, tracking.home, tracking.experiment, create=False)
         sweep_id, runs = load_sweep(store, application.sweep_id)
-        console.print()
-        console.print(comparison_table(sweep_id, group_runs(runs)))
+        print()
+        print_comparison(sweep_id, group_runs(runs))
         for failure in application.failures:
-            console.print(f"failed: {failure}", markup=False)
+            print(f"failed: {failure}")
         where += f" --sweep {sweep_id}"
-    console.print(f"\nSee it in MLflow:  {_program()} ui{where}", markup=False, highlight=False)
+    print(f"\nSee it in MLflow:  {_program()} ui{where}")
 
 
 def _program() -> str:

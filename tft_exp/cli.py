@@ -122,14 +122,14 @@ def _quoted(path: str) -> str:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tft_exp.report.compare import comparison_table, group_runs, wide_console
+    from tft_exp.report.compare import group_runs, print_comparison
     from tft_exp.tracking.runs import load_sweep
     from tft_exp.tracking.store import open_store
 
     store = open_store(options.uri, options.home, options.experiment, create=False)
     sweep_id, runs = load_sweep(store, options.sweep)
     groups = group_runs(runs)
-    wide_console().print(comparison_table(sweep_id, groups))
+    print_comparison(sweep_id, groups)
     if options.png is not None:
         from tft_exp.report.figures import draw_comparison
 

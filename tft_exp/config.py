@@ -40,6 +40,7 @@ class DeviceKind(Enum):
     cuda = "cuda"
     mps = "mps"
     xpu = "xpu"
+    virtual = "virtual"
 
 
 class OptimizerKind(Enum):
@@ -223,22 +224,32 @@ class BatchConfig:
 
 @dataclass
 class DeviceConfig:
-    """The device, and for a card of which only a share may be used its size as the job should see it."""
+    """The device; of a capped or virtual card also its size as the job sees it, and what the context takes of it."""
 
     kind: DeviceKind = DeviceKind.auto
     index: int = 0
     capacity_mib: int | None = None
     context_mib: int = 450
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
+        if self.kind is DeviceKind.virtual:
+            _require(self.capacity_mib is not None, "device.capacity_mib", self.capacity_mib, "a virtual card needs a size")
+        _require(
+            self.kind is DeviceKind.virtual or not self.expandable_segments,
+            "device.expandable_segments",
+            self.expandable_segments,
+            "only a virtual card reads it",
+            "set PYTORCH_ALLOC_CONF=expandable_segments:True for a real one",
+        )
         _require(self.index >= 0, "device.index", self.index, "0 or more")
         if self.capacity_mib is not None:
             _require(
-                self.kind is DeviceKind.cuda,
+                self.kind in (DeviceKind.cuda, DeviceKind.virtual),
                 "device.capacity_mib",
                 self.capacity_mib,
                 f"device.kind={self.kind.value} cannot be capped; only cuda can",
-                "set device=cuda_4gb, or device.capacity_mib=null",
+                "set device=cuda_4gb or virtual_4gb, or device.capacity_mib=null",
             )
             _require(
                 self.capacity_mib > self.context_mib >= 0,

@@ -18,6 +18,7 @@ from tft_exp.errors import ConfigError
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory, open_memory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
 from tft_exp.memory.timeline import Timeline
+from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
@@ -60,14 +61,14 @@ def run(config: Config, job: Job) -> Outcome:
     device = resolve_device(config.device)
     memory = _open_memory(config.device, device)
     dataset = _load(config)
-    reason = idle_on(config.policy.residency.value, device)
+    reason = None if config.device.kind is DeviceKind.virtual else idle_on(config.policy.residency.value, device)
     if reason is not None:
         log.warning("note: %s", reason)
     code_tags, diff = code_state()
     tags = {
         **code_tags,
         **version_tags(),
-        "device": device_name(device),
+        "device": device_name(device, config.device),
         "memory_source": memory.source,
         "memory_quantity": memory.quantity,
         "job_folder": str(job.folder),
@@ -112,6 +113,8 @@ def resolve_device(config: DeviceConfig) -> torch.device:
     kind = config.kind
     if kind is DeviceKind.auto:
         kind = next(kind for kind, available in there.items() if available)
+    if kind is DeviceKind.virtual:
+        return torch.device("cpu")
     if not there[kind]:
         available = ", ".join(kind.value for kind, available in there.items() if available)
         raise ConfigError(
@@ -128,13 +131,18 @@ def resolve_device(config: DeviceConfig) -> torch.device:
 
 
 def _open_memory(config: DeviceConfig, device: torch.device) -> DeviceMemory:
+    if config.kind is DeviceKind.virtual:
+        assert config.capacity_mib is not None
+        return VirtualMemory(config.capacity_mib, config.context_mib, expandable_segments=config.expandable_segments)
     try:
         return open_memory(device, config.capacity_mib, config.context_mib)
     except ValueError as error:
         raise ConfigError(f"device.capacity_mib={config.capacity_mib} is not allowed: {error}", where="device.capacity_mib") from error
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: torch.device, config: DeviceConfig) -> str:
+    if config.kind is DeviceKind.virtual:
+        return f"virtual card of {config.capacity_mib} MiB"
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
     return device.type
@@ -180,6 +188,9 @@ class Progressed:
     results: list[EpochResult] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
 
+    def state(self, after_training_mib: float, in_validation_mib: float) -> None:
+        self.extra |= {"optimizer_state_mib": after_training_mib, "state_in_validation_mib": in_validation_mib}
+
 
 def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Outcome:
     """Train; an out-of-memory becomes an outcome with its phase, and frees everything that the attempt held."""
@@ -190,11 +201,13 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
     gc.freeze()
     try:
         if dataset is not None:
-            _train(config, dataset, timeline, recorder, progressed)
+            progressed.naive = _naive(config, dataset, recorder)
+            with memory.attach():
+                _train(config, dataset, timeline, recorder, progressed)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        phase = timeline.interrupted.phase if timeline.interrupted else "between phases"
+        phase = timeline.interrupted.phase if timeline.interrupted else "between phases" if timeline.records else "naive forecasts"
         recorder.tag({"error": str(error)})
     finally:
         gc.unfreeze()
@@ -215,24 +228,29 @@ def _validation_windows(config: Config, dataset: Dataset) -> Tensor:
     return spread_over(dataset.windows["validation"], most and most * config.batch.validation)
 
 
+def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
+    """The best of the naive forecasts over the validation windows, by its loss."""
+    validation = _validation_windows(config, dataset)
+    naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
+    best = min(naive, key=lambda name: naive[name].loss)
+    recorder.tag({"best_naive": best})
+    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
+    return naive[best]
+
+
 def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:
     """Train to the end, recording every epoch and keeping the best weights."""
     memory, device = timeline.memory, timeline.memory.device
     with timeline.phase("setup"):
-        validation = _validation_windows(config, dataset)
-        naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
         torch.manual_seed(config.seed)
-        placed = dataset.to(device)
-        validation = validation.to(device)
-        model = build_model(config, dataset).to(device)
+        placed = dataset.moved(memory.put)
+        validation = memory.put(_validation_windows(config, dataset))
+        model = build_model(config, dataset)._apply(memory.put)  # type: ignore[no-untyped-call]
+        quantiles = memory.put(torch.tensor(config.model.quantiles))
         owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters()))
-    best_naive = min(naive, key=lambda name: naive[name].loss)
-    progressed.naive = naive[best_naive]
-    recorder.tag({"best_naive": best_naive})
-    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
     trainer = Trainer(
         model=model,
-        quantiles=torch.tensor(config.model.quantiles, device=device),
+        quantiles=quantiles,
         owner=owner,
         policy=POLICIES[config.policy.residency.value],
         timeline=timeline,
@@ -246,7 +264,7 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
     log.info(
         "%s on %s: %s parameters, %s training and %s validation windows",
         recorder.name,
-        device_name(device),
+        device_name(device, config.device),
         f"{progressed.extra['parameters']:,.0f}",
         f"{len(train):,}",
         f"{len(validation):,}",
@@ -255,6 +273,7 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
     batches = {"train": trainer.batches(len(train))[0], "validation": -(-len(validation) // config.batch.validation)}
     with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
         trainer.on_batch = progress.advance
+        trainer.on_state = progressed.state
         for result in trainer.epochs(placed.gather, train, validation):
             progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)
@@ -265,7 +284,7 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
     if len(placed.windows["test"]):
         load_weights(model, checkpoint)
         with timeline.phase("test", len(progressed.results)):
-            test = trainer.evaluate(placed.gather, placed.windows["test"], device)
+            test = trainer.evaluate(placed.gather, placed.windows["test"], memory.put)
         progressed.extra |= quality_metrics(test, "test_")
 
 

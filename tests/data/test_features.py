@@ -11,7 +11,7 @@ import pytest
 from tests.data.builders import bars, config_for, write
 from tft_exp.config import FeatureSet
 from tft_exp.data.features import Features, derive, observed_names, trailing, warm_up_rows
-from tft_exp.data.panel import read_panel
+from tft_exp.data.reading import read_panel
 
 SETS = [FeatureSet.ohlcv, FeatureSet.ohlcv_225]
 

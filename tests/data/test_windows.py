@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.builders import HORIZON, LOOKBACK, bars, config_for, load, load_table, write
 from tft_exp.data.dataset import load_dataset
-from tft_exp.data.panel import read_panel
+from tft_exp.data.reading import read_panel
 from tft_exp.data.windows import choose_cuts, index_windows
 from tft_exp.errors import DataError
 

@@ -11,8 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tft_exp.memory.audit import StateWitness
+from tft_exp.memory.devices import ProcessMemory
 
-CPU = torch.device("cpu")
+MEMORY = ProcessMemory()
 
 
 def stepped() -> tuple[nn.Module, Optimizer]:
@@ -27,20 +28,20 @@ def test_state_of_adamw_is_eight_bytes_a_parameter() -> None:
     model, optimizer = stepped()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     steps = 2 * 4  # one float32 count a tensor
-    assert StateWitness(optimizer, CPU).total_mib * 2**20 == parameters * 8 + steps
+    assert StateWitness(optimizer, MEMORY).total_mib * 2**20 == parameters * 8 + steps
 
 
 def test_a_storage_with_two_views_counts_once() -> None:
     _, optimizer = stepped()
-    before = StateWitness(optimizer, CPU).total_mib
+    before = StateWitness(optimizer, MEMORY).total_mib
     first = next(iter(optimizer.state.values()))
     first["view"] = first["exp_avg"].view(-1)
-    assert StateWitness(optimizer, CPU).total_mib == before
+    assert StateWitness(optimizer, MEMORY).total_mib == before
 
 
 def test_a_dropped_optimizer_is_gone() -> None:
     _, optimizer = stepped()
-    witness = StateWitness(optimizer, CPU)
+    witness = StateWitness(optimizer, MEMORY)
     assert witness.alive_mib() == witness.total_mib > 0
     del optimizer
     assert witness.alive_mib() == 0
@@ -59,7 +60,7 @@ def test_a_dropped_optimizer_is_gone() -> None:
 )
 def test_whoever_holds_the_memory_is_seen(hold: Callable[[Optimizer], object]) -> None:
     _, optimizer = stepped()
-    witness = StateWitness(optimizer, CPU)
+    witness = StateWitness(optimizer, MEMORY)
     held = hold(optimizer)
     del optimizer
     assert witness.alive_mib() >= 0.49 * witness.total_mib
@@ -69,7 +70,7 @@ def test_whoever_holds_the_memory_is_seen(hold: Callable[[Optimizer], object]) -
 
 def test_a_copy_is_not_the_original() -> None:
     _, optimizer = stepped()
-    witness = StateWitness(optimizer, CPU)
+    witness = StateWitness(optimizer, MEMORY)
     copied = copy.deepcopy(optimizer.state_dict())
     del optimizer
     assert len(copied["state"]) == 2

@@ -48,7 +48,7 @@ def alive(references: list[weakref.ref[Tensor]]) -> int:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["recreate", "offload"])
+@pytest.mark.parametrize("name", ["recreate"])
 def test_freeing_policies_let_every_state_tensor_of_the_device_go(name: str, device: str) -> None:
     stepped = Stepped(device)
     references = witnesses(stepped)
@@ -75,8 +75,9 @@ def memory_of(stepped: Stepped):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_training_goes_on_after_every_policy(name: str) -> None:
     stepped = Stepped("cpu")
-    with POLICIES[name](stepped.owner, stepped.model, ProcessMemory()) as device:
-        assert device == torch.device("cpu")
+    with POLICIES[name](stepped.owner, stepped.model, ProcessMemory()) as move:
+        batch = torch.ones(2)
+        assert torch.equal(move(batch), batch)
     before = stepped.model.weight.detach().clone()
     stepped.step()
     assert not torch.equal(before, stepped.model.weight)

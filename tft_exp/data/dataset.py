@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch import Tensor
 from tft_exp.config import DataConfig, FeaturesConfig, FeatureSet, OnBad
 from tft_exp.data.features import observed_names, warm_up_rows
 from tft_exp.data.inputs import BuiltInputs, InputTensors, Roles, build_inputs
-from tft_exp.data.panel import Panel, Repair, cut_segments, moment, read_panel
+from tft_exp.data.panel import Panel, Repair, cut_segments, moment
+from tft_exp.data.reading import read_panel
 from tft_exp.data.report import DataReport, step_and_gaps
 from tft_exp.data.windows import SPLITS, Batch, Cuts, WindowIndex, choose_cuts, index_windows
-from tft_exp.errors import DataError
+from tft_exp.errors import ConfigError, DataError
 from tft_exp.model.inputs import Inputs, InputSizes
 
 
@@ -36,10 +38,10 @@ class Dataset:
     preprocessing: dict[str, Any]
     fingerprint: str
 
-    def to(self, device: torch.device) -> Dataset:
-        """The same data on `device`."""
-        windows = {split: index.to(device) for split, index in self.windows.items()}
-        return replace(self, windows=windows, tensors=self.tensors.to(device))
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Dataset:
+        """The same data, every tensor brought elsewhere by `move`."""
+        windows = {split: move(index) for split, index in self.windows.items()}
+        return replace(self, windows=windows, tensors=self.tensors.moved(move))
 
     def gather(self, windows: Tensor) -> Batch:
         """The batch of some windows, int64 [batch, 2] on the data's device, by indexing alone."""
@@ -60,6 +62,7 @@ class Dataset:
 
 def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, horizon: int) -> Dataset:
     """Read, check, derive, scale and index. Raises DataError; repairs only what the config asks for."""
+    _refuse_known_bars(data, features.kind)
     warm_up = warm_up_rows(features.kind)
     panel = read_panel(data, observed_names(features.kind))
     panel = _without_short_entities(panel, data, warm_up, lookback + horizon)
@@ -93,6 +96,17 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
         | {"features": features.kind.value, "lookback": lookback, "horizon": horizon, "cuts": asdict(cuts)},
         fingerprint=_fingerprint(panel.source.fingerprint, data, features.kind),
     )
+
+
+def _refuse_known_bars(data: DataConfig, kind: FeatureSet) -> None:
+    """The future of a derived target could be computed from the future of the bars."""
+    bars = [column for column in vars(data.bars).values() if column in data.known_real]
+    if bars and data.target in observed_names(kind):
+        raise ConfigError(
+            f"data.known_real names {bars[0]}, from whose future that of the target {data.target} can be computed",
+            where="data.known_real",
+            mend=f"leave {bars[0]} out, or give it as data.observed_real",
+        )
 
 
 def _require_windows(panel: Panel, index: WindowIndex, data: DataConfig, warm_up: int, lookback: int, horizon: int) -> None:

@@ -164,7 +164,7 @@ def _ohlcv_225(bars: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             f"up_share_{span}": sums["up"][span] / span,
             f"volume_mean_{span}": mean_volume,
             f"volume_ratio_{span}": volume - mean_volume,
-            f"volume_deviation_{span}": np.sqrt(np.maximum(sums["volume_square"][span] / span - mean_volume**2, 0.0)),
+            f"volume_deviation_{span}": _deviation(mean_volume, sums["volume_square"][span] / span),
             f"vwap_distance_{span}": close - np.log(average),
         }
     return {name: values[name] for name in observed_names(FeatureSet.ohlcv_225)}
@@ -174,6 +174,12 @@ def _static_sources(bars: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     close = np.log(bars["close"])
     values = (close, _change(close, 1) ** 2, np.log(bars["high"]) - np.log(bars["low"]), np.log1p(bars["volume"]))
     return dict(zip(STATIC_225, values, strict=True))
+
+
+def _deviation(mean: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
+    """Standard deviation from two means; a volume that stands still has 0, not the rounding of their difference."""
+    variance = mean_square - mean**2
+    return np.sqrt(np.where(variance > 1e-13 * mean_square, variance, 0.0))
 
 
 def _change(values: np.ndarray, span: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from tft_exp.config import DataConfig, FeatureSet, Scaling
 from tft_exp.data.features import derive
 from tft_exp.data.panel import Panel
-from tft_exp.data.scaling import fit_scale
+from tft_exp.data.scaling import Scale, fit_scale
+from tft_exp.errors import ConfigError, DataError
 from tft_exp.model.inputs import InputSizes
 
 ENTITY = "entity"
@@ -33,8 +34,8 @@ class InputTensors:
     target_location: Tensor  # [entities]; the target in its own unit is target * scale + location
     target_scale: Tensor  # [entities]
 
-    def to(self, device: torch.device) -> InputTensors:
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+    def moved(self, move: Callable[[Tensor], Tensor]) -> InputTensors:
+        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class _Builder:
             list(observed),
             config.observed_categorical,
         )
+        _require_distinct(roles)
         observed_reals = self._scaled(observed)
         location, scale = (np.array(self.scales[config.target][key], dtype=np.float32) for key in ("location", "scale"))
         tensors = InputTensors(
@@ -128,7 +130,13 @@ class _Builder:
             len(roles.observed_reals),
             self._cardinalities(roles.observed_categoricals),
         )
-        preprocessing = {"target": config.target, "roles": vars(roles), "scales": self.scales, "vocabularies": self.vocabularies}
+        preprocessing = {
+            "target": config.target,
+            "roles": vars(roles),
+            "scales": self.scales,
+            "vocabularies": self.vocabularies,
+            "static_values": {name: values.tolist() for name, values in static.items()},  # by entity; new rows alone do not give them
+        }
         return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings, self.constant_target)
 
     def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -142,6 +150,7 @@ class _Builder:
         for index, (name, values) in enumerate(columns.items()):
             scale = fit_scale(values, self.panel.entity, self.training, self.entities, by_entity=by_entity)
             scaled[:, index] = scale.apply(values, self.panel.entity)
+            self._require_finite(name, values, scale, scaled[:, index])
             self._keep_scale(name, scale.location, scale.scale)
             if name == self.config.target:
                 self.constant_target = scale.constant
@@ -153,6 +162,15 @@ class _Builder:
                 )
                 self.constants.append(name + which)
         return scaled
+
+    def _require_finite(self, name: str, values: np.ndarray, scale: Scale, scaled: np.ndarray) -> None:
+        if not (np.isfinite(scale.scale).all() and np.isfinite(scaled).all()):
+            row = int(np.argmax(np.abs(values)))
+            raise DataError(
+                f"{name} holds values so large that float32 cannot hold them, scaled by the training rows",
+                where=f"{self.panel.place(row)}: {values[row]:g}",
+                mend=f"mend the file, or give {name} in a larger unit or as a logarithm",
+            )
 
     def _keep_scale(self, name: str, location: np.ndarray, scale: np.ndarray) -> None:
         self.scales[name] = {"location": location.tolist(), "scale": scale.tolist()}
@@ -206,6 +224,21 @@ class _Builder:
 
     def _cardinalities(self, names: Sequence[str]) -> tuple[int, ...]:
         return tuple(len(self.vocabularies[name]) + 1 for name in names)
+
+
+def _require_distinct(roles: Roles) -> None:
+    """Inputs are told apart by name, in `preprocessing` as in reports."""
+    for names in (
+        roles.static_reals + roles.known_reals + roles.observed_reals,
+        roles.static_categoricals + roles.known_categoricals + roles.observed_categoricals,
+    ):
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"two inputs would have the name {twice[0]}",
+                where="the roles in data, beside what features.kind derives and the entity",
+                mend=f"name {twice[0]} in one role, once; rename the column if it is another one",
+            )
 
 
 def _as_columns(columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:

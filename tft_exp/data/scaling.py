@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A spread this far below the mean is rounding noise of a constant.
-ROUNDING = 1e-10
+# A spread this far below the mean is the rounding of a constant that was computed in several ways.
+ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,28 @@ class Scale:
     constant: np.ndarray
 
     def apply(self, values: np.ndarray, entity: np.ndarray) -> np.ndarray:
-        """Scaled values as float32, [rows]."""
-        scaled: np.ndarray = (values - self.location[entity]) / self.scale[entity]
-        return scaled.astype(np.float32)
+        """Scaled values as float32, [rows]; those beyond float32 come as inf."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled: np.ndarray = ((values - self.location[entity]) / self.scale[entity]).astype(np.float32)
+        return scaled
 
 
 def fit_scale(values: np.ndarray, entity: np.ndarray, training: np.ndarray, entities: int, *, by_entity: bool) -> Scale:
     """Mean and standard deviation of the rows where `training` is true; of each entity, or of all alike.
 
-    A constant gets scale 1. An entity without a training row would get NaN, and must not come here.
+    A constant gets scale 1. `entity` must rise, and each entity have a training row. A spread beyond float64 comes as inf.
     """
     group = entity[training] if by_entity else np.zeros(int(training.sum()), dtype=np.int32)
     seen, groups = values[training], entities if by_entity else 1
     count = np.bincount(group, minlength=groups)
-    mean = np.bincount(group, weights=seen, minlength=groups) / count
-    # Two passes: the difference of two large sums would lose a small spread around a large mean.
-    spread = np.sqrt(np.bincount(group, weights=(seen - mean[group]) ** 2, minlength=groups) / count)
+    # Counted from a value of its own group, a constant has a spread of exactly 0, and a small spread around a large
+    # mean is not lost in a sum of large numbers.
+    origin = seen[np.searchsorted(group, np.arange(groups))]
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = seen - origin[group]
+        center = np.bincount(group, weights=off, minlength=groups) / count
+        spread = np.sqrt(np.bincount(group, weights=(off - center[group]) ** 2, minlength=groups) / count)
+    mean = origin + center
     constant = spread <= ROUNDING * np.abs(mean)
     scale = np.where(constant, 1.0, spread)
     if not by_entity:

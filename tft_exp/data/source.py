@@ -23,9 +23,13 @@ CSV_ENDINGS = (".csv", ".txt", ".csv.gz")
 
 @dataclass(frozen=True)
 class Source:
-    """Columns as read, and the files that they came from. `first_rows[i]` is the first row of `files[i]`."""
+    """Columns as read, and the files that they came from. `first_rows[i]` is the first row of `files[i]`.
+
+    `there` names every column of the first file, read or not.
+    """
 
     table: pa.Table
+    there: tuple[str, ...]
     files: tuple[Path, ...]
     first_rows: tuple[int, ...]
     fingerprint: str
@@ -44,11 +48,20 @@ def find_files(path: str) -> tuple[Path, ...]:
             names = ", ".join(f"{DEMO}{found.stem}" for found in sorted(DEMO_FOLDER.glob("*.parquet")))
             raise DataError(f"there is no packaged data {path}", where="data.path", mend=f"packaged: {names}")
         return (demo,)
-    given = Path(path)
+    given = Path(path).expanduser()
     if given.is_dir():
         files = tuple(sorted(given.glob("*.parquet")))
         if not files:
-            raise DataError(f"the folder {path} holds no *.parquet file", where="data.path")
+            raise DataError(
+                f"the folder {path} holds no *.parquet file", where="data.path", mend="name a file, or a folder of Parquet files"
+            )
+        nested = [file for file in files if file.is_dir()]
+        if nested:
+            raise DataError(
+                f"{nested[0]} is a folder itself; only the files right in {path} are read",
+                where="data.path",
+                mend=f"set data.path={nested[0]}, or move its files up",
+            )
         return files
     if not given.exists():
         near = difflib.get_close_matches(given.name, [p.name for p in given.parent.glob("*")] if given.parent.is_dir() else [], n=1)
@@ -57,10 +70,14 @@ def find_files(path: str) -> tuple[Path, ...]:
     return (given,)
 
 
-def read_source(path: str, columns: Sequence[str]) -> Source:
-    """Read `columns` of every file. Raises DataError for what cannot be read, naming the file."""
+def read_source(path: str, columns: Sequence[str], text: Sequence[str] = ()) -> Source:
+    """Read `columns` of every file; a CSV file's columns in `text` are not guessed at, so that 007 stays 007.
+
+    Raises DataError for what cannot be read, naming the file, and the column where it can be told.
+    """
     files = find_files(path)
-    tables = [_read(file, columns) for file in files]
+    parts = [_read(file, columns, text) for file in files]
+    tables = [table for table, _ in parts]
     for file, table in zip(files[1:], tables[1:], strict=True):
         for ours, theirs in zip(tables[0].schema, table.schema, strict=True):
             if ours.type != theirs.type:
@@ -71,9 +88,9 @@ def read_source(path: str, columns: Sequence[str]) -> Source:
                 )
     table = pa.concat_tables(tables)
     if table.num_rows == 0:
-        raise DataError(f"{path} holds no rows", where=str(files[0]))
+        raise DataError(f"{path} holds no rows", where=str(files[0]), mend="write the file again, or name another in data.path")
     ends = np.cumsum([0, *(part.num_rows for part in tables)])
-    return Source(table, files, tuple(int(end) for end in ends[:-1]), fingerprint(files))
+    return Source(table, parts[0][1], files, tuple(int(end) for end in ends[:-1]), fingerprint(files))
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -86,44 +103,103 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read(file: Path, columns: Sequence[str]) -> pa.Table:
-    with file.open("rb") as stream:
-        magic = stream.read(4)
-    if not magic:
-        raise DataError(f"{file} is empty (0 bytes)", where=str(file))
+def _read(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
+    """The wanted columns of one file, and the names of all of its columns."""
     try:
-        if magic == b"PARE":
-            raise DataError(f"{file} is encrypted, and there is no key for it", where=str(file), mend="write it without encryption")
-        if magic == b"PAR1":
-            return _read_parquet(file, columns)
-        if file.name.lower().endswith(CSV_ENDINGS):
-            return _read_csv(file, columns)
+        with file.open("rb") as stream:
+            magic = stream.read(4)
+    except OSError as error:
+        raise DataError(f"{file} cannot be opened: {error.strerror}", where=str(file), mend="check its permissions") from error
+    if not magic:
+        raise DataError(f"{file} is empty (0 bytes)", where=str(file), mend="fetch or write the file again")
+    if magic == b"PARE":
+        raise _encrypted(file)
+    is_parquet = magic == b"PAR1"
+    if not is_parquet and not file.name.lower().endswith(CSV_ENDINGS):
+        raise DataError(f"{file} is neither Parquet nor CSV", where=str(file), mend="give a .parquet or a .csv file")
+    try:
+        return _read_parquet(file, columns) if is_parquet else _read_csv(file, columns, text)
     except MemoryError:  # Arrow's own is an ArrowException too, and says nothing about the file
         raise
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is damaged and cannot be read: {reason}", where=str(file), mend="fetch or write the file again") from error
-    raise DataError(f"{file} is neither Parquet nor CSV", where=str(file), mend="give a .parquet or a .csv file")
+        if "decrypt" in reason.lower():
+            raise _encrypted(file) from error
+        if is_parquet:
+            raise _damaged(file, reason) from error
+        mend = "write it as UTF-8 text with one header line and commas in between"
+        raise DataError(f"{file} cannot be read as CSV: {reason}", where=str(file), mend=mend) from error
 
 
-def _read_parquet(file: Path, columns: Sequence[str]) -> pa.Table:
+def _encrypted(file: Path) -> DataError:
+    return DataError(f"{file} is encrypted, and there is no key for it", where=str(file), mend="write it without encryption")
+
+
+def _damaged(file: Path, reason: str, columns: Sequence[str] = ()) -> DataError:
+    where = f"{file}, column {', '.join(columns)}" if columns else str(file)
+    return DataError(f"{file} is damaged and cannot be read: {reason}", where=where, mend="fetch or write the file again")
+
+
+def _read_parquet(file: Path, columns: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
     # Without its own unit an INT96 stamp beyond 2262 would come out as a date around 1816.
     with pq.ParquetFile(file, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
-        _require_columns(file, parquet.schema_arrow.names, columns)
-        return parquet.read(columns=list(columns)).select(list(columns))
+        there = tuple(parquet.schema_arrow.names)
+        _require_columns(file, there, columns)
+        try:
+            return parquet.read(columns=list(columns)).select(list(columns)), there
+        except MemoryError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            bad = [name for name in columns if not _readable(parquet, name)]
+            raise _damaged(file, str(error).splitlines()[0], bad) from error
 
 
-def _read_csv(file: Path, columns: Sequence[str]) -> pa.Table:
+def _readable(parquet: pq.ParquetFile, column: str) -> bool:
+    try:
+        parquet.read(columns=[column])
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+def _read_csv(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
     with pyarrow.csv.open_csv(file) as reader:
-        _require_columns(file, reader.schema.names, columns)
-    options = pyarrow.csv.ConvertOptions(include_columns=list(columns), strings_can_be_null=True)
-    return pyarrow.csv.read_csv(file, convert_options=options)
+        there = tuple(reader.schema.names)
+    _require_columns(file, there, columns)
+    # NA and NULL are tickers too: of text only the empty one is nothing, which `categories` sees to.
+    options = pyarrow.csv.ConvertOptions(include_columns=columns, column_types=dict.fromkeys(text, pa.string()), strings_can_be_null=False)
+    table = pyarrow.csv.read_csv(file, convert_options=options)
+    for name in text:
+        table = table.set_column(table.schema.get_field_index(name), name, _whole_numbers(table[name]))
+    return table, there
+
+
+def _whole_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text that holds plain whole numbers alone, as integers: 2 then sorts before 10, as it does from Parquet."""
+    found = text.unique()
+    found = found.filter(pc.not_equal(found, ""))
+    try:
+        plain = len(found) > 0 and found.cast(pa.int64()).cast(pa.string()).equals(found)
+    except pa.ArrowInvalid:
+        return text
+    return pc.if_else(pc.equal(text, ""), None, text).cast(pa.int64()) if plain else text
 
 
 def _require_columns(file: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
+    twice = [name for name in wanted if there.count(name) > 1]
+    if twice:
+        raise DataError(
+            f"{file} has {there.count(twice[0])} columns of the name {twice[0]}, and which is meant cannot be told",
+            where=f"{file}, column {twice[0]}",
+            mend="rename or remove the others",
+        )
     missing = [name for name in wanted if name not in there]
     if not missing:
         return
+    if len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
+        raise DataError(
+            f"{file} is not separated by commas: its header reads as one column, {there[0]!r}", where=str(file), mend="write it with commas"
+        )
     guesses = [f"{name}: did you mean {near[0]}?" for name in missing if (near := difflib.get_close_matches(name, there, n=1))]
     raise DataError(
         f"{file} has no column {', '.join(missing)}",
@@ -140,6 +216,8 @@ def times_us(source: Source, column: str) -> tuple[np.ndarray, np.ndarray]:
         values = values.cast(pa.timestamp("ms"))
     elif not pa.types.is_timestamp(kind):
         mend = "write it as a timestamp or a date"
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            mend += "; in CSV as 2024-01-31 09:30:00, with a zone (+00:00) in all rows or in none"
         if pa.types.is_integer(kind):
             mend += ": a number alone does not say whether it counts seconds, milliseconds or days"
         raise DataError(f"the time column {column} is {kind}", where=f"{source.files[0]}, column {column}", mend=mend)
@@ -157,9 +235,14 @@ def times_us(source: Source, column: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reals(source: Source, column: str) -> np.ndarray:
-    """A number column as float64, empty rows as NaN. Raises DataError for other types, and for integers beyond 2**53."""
+    """A number column as float64, empty rows as NaN. Raises DataError for other types, and for integers beyond 2**53.
+
+    A decimal becomes the double nearest to it, as the same digits in a CSV file do.
+    """
     values = source.table[column]
     kind = values.type
+    if pa.types.is_null(kind):
+        return np.full(len(values), np.nan)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)):
         raise DataError(
             f"column {column} is {kind}, and a number is needed",
@@ -168,6 +251,8 @@ def reals(source: Source, column: str) -> np.ndarray:
         )
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())
+    if pa.types.is_decimal(kind):
+        values = values.cast(pa.string())  # Arrow's own way to a double can be off in the last bit
     try:
         return np.array(values.cast(pa.float64()).fill_null(np.nan).to_numpy(), copy=True)
     except pa.ArrowInvalid as error:
@@ -177,23 +262,28 @@ def reals(source: Source, column: str) -> np.ndarray:
 
 
 def categories(source: Source, column: str) -> tuple[np.ndarray, list[str]]:
-    """A categorical column as int32 codes, -1 where empty, and the sorted names that they stand for."""
+    """A categorical column as int32 codes, -1 where empty (also empty text), and the sorted names that they stand for."""
     values = source.table[column]
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if pa.types.is_string_view(kind):
+        kind = pa.large_string()
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if pa.types.is_null(kind):
+        return np.full(len(values), -1, dtype=np.int32), []
+    if not (is_text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise DataError(
             f"column {column} is {values.type}, and text, an integer or a truth value is needed",
             where=f"{source.files[0]}, column {column}",
             mend="write it as text",
         )
-    encoded = values.cast(kind).combine_chunks().dictionary_encode() if values.num_chunks else pa.array([], kind).dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
+    values = values.cast(kind)
+    if is_text:
+        values = pc.if_else(pc.equal(values, ""), pa.scalar(None, kind), values)
+    encoded = values.combine_chunks().dictionary_encode()
     found = encoded.dictionary
     order = pc.array_sort_indices(found).to_numpy()
-    rank = np.empty(len(order), dtype=np.int32)
+    rank = np.empty(len(order) + 1, dtype=np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
+    rank[-1] = -1  # what an empty row's code of -1 points at
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.where(codes < 0, -1, rank[codes] if len(rank) else -1).astype(np.int32), [
-        str(name) for name in found.take(pa.array(order)).to_pylist()
-    ]
+    return rank[codes], [str(name) for name in found.take(pa.array(order)).to_pylist()]

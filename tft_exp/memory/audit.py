@@ -8,7 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
-from tft_exp.memory.devices import MIB
+from tft_exp.memory.devices import MIB, DeviceMemory
 
 
 class StateWitness:
@@ -18,11 +18,11 @@ class StateWitness:
     memory. What a policy copied to another device is not counted here, only the original bytes.
     """
 
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(self, optimizer: Optimizer, memory: DeviceMemory) -> None:
         self._bytes: dict[int, tuple[StorageWeakRef, int]] = {}
         for state in optimizer.state.values():
             for value in state.values():
-                if isinstance(value, torch.Tensor) and value.device == device:
+                if isinstance(value, torch.Tensor) and memory.holds(value):
                     storage = value.untyped_storage()
                     self._bytes[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
 

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+from torch import Tensor
 
 MIB = 1024 * 1024
 
@@ -27,12 +29,14 @@ class Reading:
     """A device's memory at one moment, or at its peak.
 
     `allocated_mib` is what `DeviceMemory.quantity` names; `reserved_mib` the caching allocator's segments;
-    `driver_mib` all that the driver has given out on that card, contexts and other processes included.
+    `driver_mib` all that the driver has given out on that card, contexts and other processes included; `host_mib` the
+    tensors in host memory, where they are followed.
     """
 
     allocated_mib: float
     reserved_mib: float | None = None
     driver_mib: float | None = None
+    host_mib: float | None = None
 
 
 class DeviceMemory(Protocol):
@@ -60,8 +64,43 @@ class DeviceMemory(Protocol):
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
 
+    def attach(self) -> AbstractContextManager[object]:
+        """Within it the figures are true, and work runs as on the device."""
 
-class AcceleratorMemory:
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory is this device's."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; itself where it is there."""
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """The tensor in host memory; itself where it is there. A copy of a CUDA tensor is pinned and may still be under
+        way until `synchronize`."""
+
+
+class RealDevice:
+    """What is alike for all devices that torch itself knows."""
+
+    device: torch.device
+
+    def attach(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device == self.device
+
+    def put(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy runs beside the host; the allocator reuses a block only behind what still reads it.
+        return tensor.to(self.device, non_blocking=self.device.type == "cuda" and tensor.is_pinned())
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cuda":
+            return tensor.cpu()
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+
+class AcceleratorMemory(RealDevice):
     """CUDA and XPU: torch's caching allocator keeps exact figures and peaks."""
 
     quantity = "allocated"
@@ -141,7 +180,7 @@ class Sampler:
 SAMPLE_SECONDS = 0.005
 
 
-class MpsMemory:
+class MpsMemory(RealDevice):
     """Apple's MPS: the allocator gives its present figures but no peak."""
 
     quantity = "allocated"
@@ -171,7 +210,7 @@ class MpsMemory:
         torch.mps.synchronize()
 
 
-class ProcessMemory:
+class ProcessMemory(RealDevice):
     """The CPU: resident memory of this process, all libraries included.
 
     On Linux the kernel's own high-water mark (VmHWM) is reset by writing 5 to /proc/self/clear_refs (proc(5)), so the
@@ -232,7 +271,7 @@ class ProcessMemory:
 
 
 def open_memory(device: torch.device, capacity_mib: int | None = None, context_mib: int = 0) -> DeviceMemory:
-    """The memory of `device`. Raises ValueError where a card is smaller than the capacity that it shall stand for."""
+    """The memory of a real `device`. Raises ValueError where a card is smaller than the one that it shall stand for."""
     if device.type in ("cuda", "xpu"):
         return AcceleratorMemory(device, capacity_mib, context_mib)
     if device.type == "mps":

@@ -1,6 +1,6 @@
 """Optimizer-memory policies: what becomes of the optimizer's state while validation runs.
 
-A policy is a context around validation that yields the device on which validation shall run. Where validation raises,
+A policy is a context around validation that yields what brings a batch to where validation shall run. Where validation raises,
 nothing is brought back: the run is over, and bringing state back onto a full device would hide the first error.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tft_exp.memory.devices import DeviceMemory
@@ -40,87 +40,71 @@ class OptimizerOwner:
         self.optimizer = self._build()
 
 
-def move_state(optimizer: Optimizer, source: torch.device, target: torch.device) -> list[tuple[torch.Tensor, str]]:
-    """Move the state's tensors that lie on `source` to `target`, values unchanged, and tell which were moved.
-
-    Host copies of a CUDA card's tensors are pinned. The old tensors are let go one by one, so at no time do two copies
-    of the whole state exist on one device. Tensors that lie elsewhere stay: torch.optim keeps step counts on the CPU
-    unless the optimizer is fused or capturable.
-    """
-    entries = [
-        (parameter, key)
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor) and value.device == source
-    ]
-    move_entries(optimizer, entries, target)
-    return entries
-
-
-def move_entries(optimizer: Optimizer, entries: list[tuple[torch.Tensor, str]], target: torch.device) -> None:
-    """Move the named tensors of the optimizer's state to `target`."""
-    for parameter, key in entries:
-        value = optimizer.state[parameter][key]
-        pinned = target.type == "cpu" and value.device.type == "cuda"
-        moved = torch.empty_like(value, device=target, pin_memory=pinned)
-        # Safe without waiting: both allocators reuse a block only behind the copy that still reads it.
-        moved.copy_(value, non_blocking=pinned or value.is_pinned())
-        optimizer.state[parameter][key] = moved
+Move = Callable[[Tensor], Tensor]  # brings a tensor to where it is wanted
 
 
 @contextmanager
-def keep(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
+def keep(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """Leave everything where it is."""
-    yield memory.device
+    yield memory.put
 
 
 @contextmanager
-def clear_cache(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
+def clear_cache(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """Give the allocator's unused memory back."""
     memory.clear_cache()
-    yield memory.device
+    yield memory.put
 
 
 @contextmanager
-def recreate(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
+def recreate(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """Drop the optimizer with its state, and build a new one, without state, after validation."""
     owner.drop()
     memory.clear_cache()
-    yield memory.device
+    yield memory.put
     owner.rebuild()
 
 
 @contextmanager
-def offload(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
-    """Keep the state in host memory during validation."""
-    moved = move_state(owner.current, memory.device, torch.device("cpu"))
+def offload(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
+    """Keep the state in host memory during validation, and bring back what was moved and nothing else: torch.optim keeps
+    step counts on the CPU unless the optimizer is fused or capturable."""
+    state = owner.current.state
+    held = [(parameter, key, value) for parameter in state for key, value in state[parameter].items()]
+    moved = [(parameter, key) for parameter, key, value in held if isinstance(value, Tensor) and memory.holds(value)]
+    del held
+    # One by one, so that at no time two copies of the whole state lie in one place.
+    for parameter, key in moved:
+        state[parameter][key] = memory.fetch(state[parameter][key])
     # The allocator must see the copies done before it can give their blocks back.
     memory.synchronize()
     memory.clear_cache()
-    yield memory.device
-    move_entries(owner.current, moved, memory.device)
+    yield memory.put
+    for parameter, key in moved:
+        state[parameter][key] = memory.put(state[parameter][key])
 
 
 @contextmanager
-def cpu_validation(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
+def cpu_validation(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """Validate on the CPU: the parameters leave the device, the optimizer's state stays."""
-    model.to("cpu")
+    model._apply(memory.fetch)
+    memory.synchronize()
     memory.clear_cache()
-    yield torch.device("cpu")
-    model.to(memory.device)
+    yield memory.fetch
+    model._apply(memory.put)
 
 
 @contextmanager
-def stash(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[torch.device]:
+def stash(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """The negative control: the optimizer goes to a local variable, which frees nothing."""
     dropped = owner.optimizer
     owner.drop()
     memory.clear_cache()
-    yield memory.device
+    yield memory.put
     owner.optimizer = dropped
 
 
-Policy = Callable[[OptimizerOwner, nn.Module, DeviceMemory], AbstractContextManager[torch.device]]
+Policy = Callable[[OptimizerOwner, nn.Module, DeviceMemory], AbstractContextManager[Move]]
 
 POLICIES: dict[str, Policy] = {
     "keep": keep,

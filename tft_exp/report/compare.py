@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -15,7 +16,7 @@ from tft_exp.tracking.runs import RunRow
 
 # What repeats an experiment rather than changing it.
 REPETITION = "seed"
-TABLE_WIDTH = 150
+TABLE_WIDTH = 150  # what all columns need
 
 
 @dataclass(frozen=True)
@@ -61,53 +62,53 @@ def peak(group: Group, phase: str) -> float | None:
     return max(values, default=None)
 
 
-def comparison_table(sweep_id: str, groups: Sequence[Group]) -> Table:
-    """The comparison as a terminal shows it, within 110 columns. A figure that no run of a group measured is a dash."""
+def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Table:
+    """The comparison for a terminal of `width` columns; a narrow one gets fewer of them. A figure that no run of a group
+    measured is a dash."""
     runs = [run for group in groups for run in group.runs]
     quantity = quantity_of(runs)
     table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", overflow="fold")
-    table.add_column("runs")
-    for heading in (
-        f"peak {quantity}, MiB\ntrain / val",
-        f"{quantity} freed\nMiB",
-        "optimizer state\ntrain > val, MiB",
-        "seconds\nan epoch",
-        "validation loss\nmean ± sd",
-        "skill\n%",
-        "q-risk\nP10 / P50 / P90",
-    ):
+    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", overflow="fold", min_width=14)
+    table.add_column("runs", min_width=12)
+    columns: dict[str, Callable[[Group], str]] = {
+        f"peak {quantity}\ntrain / val, MiB": lambda g: f"{_number(peak(g, 'train'), '.0f')} / {_number(peak(g, 'validation'), '.0f')}",
+        "freed\nMiB": lambda g: _median(g, "summary/freed_before_validation_mib", "+.2f"),
+        "optimizer state\ntrain > val, MiB": _state,
+        "seconds\nan epoch": lambda g: _median(g, "summary/epoch_seconds", ".2f"),
+        "validation loss\nmean ± sd": lambda g: mean_and_sd(g.values("summary/val_loss")),
+        "skill\n%": lambda g: _percent(g.values("summary/skill")),
+        "q-risk\nP10 / P50 / P90": lambda g: _risks(g, "val"),
+    }
+    if width < TABLE_WIDTH:
+        columns = {heading: figure for heading, figure in columns.items() if not heading.startswith(("freed", "q-risk"))}
+    for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
-        table.add_row(
-            group.label,
-            outcomes(group),
-            f"{_number(peak(group, 'train'), '.0f')} / {_number(peak(group, 'validation'), '.0f')}",
-            _median(group, "summary/freed_before_validation_mib", "+.2f"),
-            f"{_median(group, 'summary/optimizer_state_mib', '.2f')} > {_median(group, 'summary/state_in_validation_mib', '.2f')}",
-            _median(group, "summary/epoch_seconds", ".2f"),
-            mean_and_sd(group.values("summary/val_loss")),
-            _percent(group.values("summary/skill")),
-            _risks(group, "val"),
-        )
+        table.add_row(group.label, outcomes(group), *(figure(group) for figure in columns.values()))
     naive = sorted({run.tags["best_naive"] for run in runs if "best_naive" in run.tags})
     losses = {value for group in groups for value in group.values("summary/naive_loss")}
     if len(losses) == 1 and len(naive) == 1:
+        known = {"validation": f"{losses.pop():.4f}", "skill": "0.0", "q-risk": _risks(groups[0], "naive")}
         table.add_section()
-        table.add_row(f"naive: {naive[0]}", "", "", "", "", "", f"{losses.pop():.4f}", "0.0", _risks(groups[0], "naive"))
+        table.add_row("naive forecast", naive[0], *(known.get(heading.split()[0], "") for heading in columns))
     sources = "; ".join(sorted({run.tags.get("memory_source", "?") for run in runs}))
     table.caption = (
-        f"Memory is {sources}. Peaks: highest of all runs and epochs. Freed: by the policy, before validation. "
+        f"Memory: {sources}. Peaks: highest of all runs and epochs. Freed: by the policy, before validation. "
         "State: bytes of the optimizer's state on the device after training, and those still held during validation. "
         "Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
     )
     return table
 
 
-def wide_console() -> Console:
-    """Standard output, never narrower than the table: a wrapped line can still be read, a cut figure cannot."""
-    console = Console()
-    return console if console.width >= TABLE_WIDTH else Console(width=TABLE_WIDTH)
+def print_comparison(sweep_id: str, groups: Sequence[Group]) -> None:
+    """The table on standard output; into a pipe or a file at its full width."""
+    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+    console.print(comparison_table(sweep_id, groups, console.width))
+
+
+def _state(group: Group) -> str:
+    after, held = (_median(group, f"summary/{name}", ".2f") for name in ("optimizer_state_mib", "state_in_validation_mib"))
+    return "-" if (after, held) == ("-", "-") else f"{after} > {held}"
 
 
 def outcomes(group: Group) -> str:
@@ -141,4 +142,4 @@ def _percent(values: Sequence[float]) -> str:
 
 def _risks(group: Group, prefix: str) -> str:
     parts = [group.values(f"summary/{prefix}_q_risk_p{p}") for p in (10, 50, 90)]
-    return " / ".join(f"{statistics.fmean(part):.3f}" if part else "-" for part in parts)
+    return " / ".join(f"{statistics.fmean(part):.3f}" if part else "-" for part in parts) if any(parts) else "-"

@@ -53,6 +53,9 @@ def run_summary(results: Sequence[EpochResult], records: Sequence[PhaseRecord], 
     less the validation loss over that of the best naive forecast: 0 is no better than it.
     """
     summary = {"epochs": float(len(results)), **_peaks(records, quantity)}
+    freed = [record.freed_mib for record in records if record.phase == "before_validation" and record.completed]
+    if freed:
+        summary["freed_before_validation_mib"] = statistics.median(freed)
     if not results or naive is None:
         return summary
     best = min(results, key=lambda result: result.validation.loss)
@@ -64,9 +67,6 @@ def run_summary(results: Sequence[EpochResult], records: Sequence[PhaseRecord], 
         "epoch_seconds": statistics.median(result.seconds for result in settled),
         "policy_seconds": statistics.median(result.policy_seconds for result in settled),
         "windows_per_second": statistics.median(result.windows_per_second for result in settled),
-        "optimizer_state_mib": max(result.optimizer_state_mib for result in results),
-        "state_in_validation_mib": max(result.state_in_validation_mib for result in results),
-        "freed_before_validation_mib": statistics.median(result.phase("before_validation").freed_mib for result in results),
         **quality_metrics(best.validation, "val_"),
         **quality_metrics(naive, "naive_"),
     }

@@ -14,7 +14,7 @@ from tft_exp.config import BatchConfig, OptimizerConfig, Precision, TrainerConfi
 from tft_exp.data.windows import Batch
 from tft_exp.errors import TrainingError
 from tft_exp.memory.audit import StateWitness
-from tft_exp.memory.policies import OptimizerOwner, Policy
+from tft_exp.memory.policies import Move, OptimizerOwner, Policy
 from tft_exp.memory.timeline import PhaseRecord, Timeline
 from tft_exp.model.inputs import Inputs
 from tft_exp.model.quantiles import QuantileRisk, quantile_loss
@@ -69,7 +69,8 @@ class EpochResult:
 class Trainer:
     """Trains `model` on windows, an int64 tensor [windows, 2] for training and one for validation.
 
-    `on_batch` is called with the phase's name after every batch, without waiting for the device.
+    `on_batch` is called with the phase's name after every batch, without waiting for the device; `on_state` before every
+    validation with the MiB of the optimizer's state on the device after training, and those that it still holds.
     """
 
     model: nn.Module
@@ -82,6 +83,7 @@ class Trainer:
     optimizer: OptimizerConfig
     seed: int
     on_batch: Callable[[str], None] = lambda phase: None
+    on_state: Callable[[float, float], None] = lambda after_training_mib, in_validation_mib: None
     best_loss: float = field(default=math.inf, init=False)
 
     def __post_init__(self) -> None:
@@ -108,13 +110,15 @@ class Trainer:
         for epoch in range(self.config.max_epochs):
             with self.timeline.phase("train", epoch):
                 losses = self.train(gather, train, total_steps)
-            witness = StateWitness(self.owner.current, self.device)
+            witness = StateWitness(self.owner.current, self.timeline.memory)
             with ExitStack() as residency:
                 with self.timeline.phase("before_validation", epoch, settled=True):
-                    device = residency.enter_context(self.policy(self.owner, self.model, self.timeline.memory))
+                    move = residency.enter_context(self.policy(self.owner, self.model, self.timeline.memory))
                 alive = witness.alive_mib()
+                # Told now: where validation runs out of memory there will be no result of this epoch.
+                self.on_state(witness.total_mib, alive)
                 with self.timeline.phase("validation", epoch):
-                    quality = self.evaluate(gather, validation, device)
+                    quality = self.evaluate(gather, validation, move)
                 with self.timeline.phase("after_validation", epoch):
                     residency.close()
             train_loss = self._mean_loss(losses, epoch)
@@ -185,16 +189,15 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         self.step += 1
 
-    def evaluate(self, gather: Gather, windows: Tensor, device: torch.device) -> Quality:
-        """Forecast quality over `windows`, int64 [windows, 2], computed on `device`."""
+    def evaluate(self, gather: Gather, windows: Tensor, move: Move) -> Quality:
+        """Forecast quality over `windows`, int64 [windows, 2]; `move` brings each batch to where the model is."""
         self.model.eval()
-        quantiles = self.quantiles.to(device)
-        score = QualityMeter(quantiles)
-        precision = AUTOCAST[self.config.precision]
+        score = QualityMeter(move(self.quantiles))
+        precision = self.config.precision
         with torch.no_grad():
             for part in windows.split(self.batch.validation):
-                batch = batch_to(gather(part), device)
-                with torch.autocast(device.type, precision, enabled=self.config.precision is not Precision.fp32):
+                batch = batch_to(gather(part), move)
+                with torch.autocast(batch.target.device.type, AUTOCAST[precision], enabled=precision is not Precision.fp32):
                     forecast = self.model(batch.inputs)
                 score.update(forecast, batch)
                 self.on_batch("validation")
@@ -211,10 +214,9 @@ class Trainer:
         return float(losses.mean())
 
 
-def batch_to(batch: Batch, device: torch.device) -> Batch:
-    """The batch on `device`; the same tensors where they are there already."""
-    inputs = Inputs(*(tensor.to(device) for tensor in batch.inputs))
-    return Batch(inputs, batch.target.to(device), batch.location.to(device), batch.scale.to(device))
+def batch_to(batch: Batch, move: Move) -> Batch:
+    """The batch with every tensor moved."""
+    return Batch(Inputs(*map(move, batch.inputs)), move(batch.target), move(batch.location), move(batch.scale))
 
 
 def spread_over(windows: Tensor, most: int | None) -> Tensor:
