@@ -40,7 +40,8 @@ class Reading:
 
 
 class DeviceMemory(Protocol):
-    """Reads one device's memory. `quantity` is the word that stands in metric names: allocated, or rss."""
+    """Reads one device's memory. `quantity` is the word that stands in metric names: allocated, or rss. `capacity_mib` is
+    what tensors may take of it at most: of a capped or virtual card without the context."""
 
     device: torch.device
     quantity: str

@@ -27,7 +27,7 @@ class VirtualMemory:
 
     def __init__(self, capacity_mib: int, context_mib: int, *, expandable_segments: bool = False) -> None:
         self.device = torch.device("cpu")
-        self.capacity_mib: float | None = float(capacity_mib)
+        self.capacity_mib: float | None = float(capacity_mib - context_mib)
         self.context_mib = context_mib
         self.source = (
             f"virtual card of {capacity_mib} MiB: live tensors laid out by a model of the CUDA caching allocator, context {context_mib} MiB"
@@ -85,9 +85,9 @@ class VirtualMemory:
 
     def _words(self, full: OutOfCapacity) -> str:
         """What torch says in this case, with the same figures in the same places."""
-        capacity = (self.capacity_mib or 0.0) * MIB
         context = self.context_mib * MIB
-        free = capacity - context - full.reserved
+        capacity = self.allocator.capacity + context
+        free = self.allocator.capacity - full.reserved
         return (
             f"CUDA out of memory. Tried to allocate {_size(full.requested)}. GPU 0 has a total capacity of {_size(capacity)} of which "
             f"{_size(free)} is free. Including non-PyTorch memory, this process has {_size(context + full.reserved)} memory in use. "

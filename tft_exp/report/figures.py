@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tft_exp.report.compare import Group, peak, quantity_of
+from tft_exp.report.compare import Group, outcomes, peak, quantity_of
 from tft_exp.report.style import PHASE_COLORS, new_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RUN, MEAN, NAIVE, STATE, HELD = "#4269d0", "#1b2a4a", "#b00020", "#c9ced6", "#ff8c00"
+RUN, MEAN, LIMIT, STATE, HELD = "#4269d0", "#1b2a4a", "#b00020", "#c9ced6", "#ff8c00"
 
 
 def draw_comparison(sweep_id: str, groups: Sequence[Group], path: Path) -> None:
@@ -23,6 +24,11 @@ def draw_comparison(sweep_id: str, groups: Sequence[Group], path: Path) -> None:
     peaks = {phase: [peak(group, phase) for group in groups] for phase in ("train", "validation")}
     _pairs(memory, [(phase, values, PHASE_COLORS[phase]) for phase, values in peaks.items()], ".0f")
     memory.set_xlabel(f"peak {quantity} (MiB)")
+    capacities = {run.tags.get("capacity_mib") for group in groups for run in group.runs}
+    room = float(min(capacities, key=str) or "inf") if len(capacities) == 1 else math.inf
+    # A line far beyond every bar would only press the bars together.
+    if room < 3 * max((value or 0.0 for values in peaks.values() for value in values), default=0.0):
+        _mark(memory, room, "room for tensors")
     held = {
         metric: [_highest(group, f"summary/{metric}") for group in groups] for metric in ("optimizer_state_mib", "state_in_validation_mib")
     }
@@ -38,15 +44,18 @@ def draw_comparison(sweep_id: str, groups: Sequence[Group], path: Path) -> None:
     loss.set_xlabel("validation loss")
     naive = {value for group in groups for value in group.values("summary/naive_loss")}
     if len(naive) == 1:
-        value = naive.pop()
-        loss.axvline(value, color=NAIVE, linestyle="--", linewidth=1)
-        loss.text(value, 1.0, "best naive", transform=loss.get_xaxis_transform(), va="bottom", ha="center", color=NAIVE, fontsize=8)
+        _mark(loss, naive.pop(), "best naive")
     for axes in (memory, state, seconds, loss):
         axes.set_ylim(len(groups) - 0.4, -0.6)
         axes.set_yticks(range(len(groups)), [group.label if axes is memory else "" for group in groups])
         axes.xaxis.label.set_fontsize(9)
     figure.suptitle(f"Sweep {sweep_id} (dot = run, line = mean over runs)", x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=130)
+
+
+def _mark(axes: Axes, value: float, label: str) -> None:
+    axes.axvline(value, color=LIMIT, linestyle="--", linewidth=1)
+    axes.text(value, 1.0, label, transform=axes.get_xaxis_transform(), va="bottom", ha="center", color=LIMIT, fontsize=8)
 
 
 def _highest(group: Group, metric: str) -> float | None:
@@ -68,7 +77,7 @@ def _dots(axes: Axes, groups: Sequence[Group], metric: str) -> None:
     for row, group in enumerate(groups):
         values = group.values(metric)
         if not values:
-            axes.text(0.02, row, "no epoch finished", va="center", fontsize=8, color="#777777", transform=axes.get_yaxis_transform())
+            axes.text(0.03, row, outcomes(group), va="center", fontsize=8, color=LIMIT, transform=axes.get_yaxis_transform(), wrap=True)
             continue
         axes.plot(values, [row] * len(values), "o", color=RUN, alpha=0.6, markersize=6, markeredgewidth=0)
         axes.plot([statistics.fmean(values)] * 2, [row - 0.25, row + 0.25], color=MEAN, linewidth=2)
