@@ -174,6 +174,32 @@ def test_a_real_out_of_memory_in_validation_is_a_result_and_the_next_job_runs(tm
     assert after - before < 150
 
 
+def test_on_a_virtual_card_the_policy_decides_and_the_control_is_seen(tmp_path: Path, home: Path) -> None:
+    """Training fits, validation fits only without the optimizer's state: the report's failure and its cure, small."""
+    arguments = ["device=virtual_4gb", "device.capacity_mib=530", "model=small", "model.hidden_size=128", "model.lookback=24"]
+    arguments += ["batch.train=4", "batch.validation=48", "trainer=quick", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
+    arguments += ["trainer.limit_validation_batches=1"]
+    done = tft_exp("train", "-m", "policy=stash,keep,recreate,offload", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = {run.data.params["policy"]: run.data for run in runs_in(home)}
+    for policy in ("stash", "keep"):
+        assert runs[policy].tags["outcome"] == "out_of_memory"
+        assert runs[policy].tags["out_of_memory_phase"] == "validation"
+        assert "CUDA out of memory. Tried to allocate" in runs[policy].tags["error"]
+        assert runs[policy].metrics["summary/freed_before_validation_mib"] == 0
+        assert runs[policy].metrics["summary/state_in_validation_mib"] == runs[policy].metrics["summary/optimizer_state_mib"] > 10
+    for policy in ("recreate", "offload"):
+        assert runs[policy].tags["outcome"] == "finished"
+        assert runs[policy].metrics["summary/state_in_validation_mib"] == 0
+        freed, state = (runs[policy].metrics[f"summary/{name}"] for name in ("freed_before_validation_mib", "optimizer_state_mib"))
+        # By the allocator's blocks, of which a large one may keep up to a MiB beside what was asked for.
+        assert state <= freed < 1.1 * state
+        assert runs[policy].metrics["memory/validation_peak_reserved_mib"] <= 530 - 450
+        assert runs[policy].metrics["memory/validation_peak_allocated_mib"] > 80 - state
+    assert done.stdout.count("out of memory in validation") == 2
+    assert "virtual card of 530 MiB" in runs["keep"].tags["memory_source"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_told_to_stop_says_killed(number: signal.Signals, code: int, tmp_path: Path, home: Path) -> None:
     arguments = command("train", *SMALL, "trainer.max_epochs=100000", "trainer.limit_train_batches=1", "trainer.limit_validation_batches=1")

@@ -137,6 +137,11 @@ def test_still_bars_give_no_division_by_zero(tmp_path: Path) -> None:
             assert np.all(np.isfinite(values)), name
 
 
+def test_a_volume_that_stands_still_has_no_deviation(tmp_path: Path) -> None:
+    features = derived(bars(90).assign(volume=12345), tmp_path, FeatureSet.ohlcv_225).observed
+    assert not features["volume_deviation_10"][60:].any()
+
+
 def test_trailing_against_numpy() -> None:
     values = np.random.default_rng(0).normal(size=50)
     sums, tops = trailing(values, (3, 7)), trailing(values, (1, 7), np.maximum)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+import base64
+from collections.abc import Callable
+from decimal import Context, Decimal
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 
 from tests.data.builders import bars, load, load_table, write
-from tft_exp.data.source import read_source, reals, times_us
+from tft_exp.data.columns import reals, times_us
+from tft_exp.data.source import read_source
 from tft_exp.errors import DataError
 
 HERE = Path(__file__).parent / "parquet_testing"
@@ -23,8 +28,8 @@ HERE = Path(__file__).parent / "parquet_testing"
     [
         ("PARQUET-1481.parquet", ["x"], ["damaged", "UNKNOWN"]),
         ("ARROW-GH-45185.parquet", ["x"], ["damaged", "repetition level"]),
-        ("ARROW-RS-GH-6229-LEVELS.parquet", ["outer"], ["damaged", "levels"]),
-        ("datapage_v1-corrupt-checksum.parquet", ["a"], ["damaged", "CRC checksum"]),
+        ("ARROW-RS-GH-6229-LEVELS.parquet", ["outer"], ["damaged", "levels", "column outer"]),
+        ("datapage_v1-corrupt-checksum.parquet", ["a"], ["damaged", "CRC checksum", "column a"]),
         ("encrypt_columns_and_footer.parquet.encrypted", ["x"], ["encrypted", "no key"]),
         ("nation.dict-malformed.parquet", ["timestamp", "close"], ["no column timestamp, close", "nation_key, name, region_key"]),
         ("alltypes_plain.parquet", ["timestamp", "close"], ["no column timestamp, close", "did you mean timestamp_col"]),
@@ -35,6 +40,55 @@ def test_files_of_the_parquet_test_set_are_refused(name: str, columns: list[str]
         read_source(str(HERE / name), columns)
     for word in [name, *words]:
         assert word in str(caught.value)
+
+
+def test_damage_is_placed_in_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "bars.parquet"
+    table = pq.read_table(write(bars(), tmp_path / "plain.parquet"))
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(table.column_names.index("low"))
+    assert chunk.path_in_schema == "low"
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"bars.parquet, column low\n"):
+        load(path)
+    assert load(path, "data.bars.low=null").report.rows_read == 120
+
+
+def test_an_encrypted_column_is_no_damage(tmp_path: Path) -> None:
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def __init__(self, _: object) -> None:
+            super().__init__()
+
+        def wrap_key(self, key: bytes, _: str) -> bytes:
+            return base64.b64encode(key)
+
+    table = pq.read_table(write(bars(), tmp_path / "plain.parquet"))
+    settings = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["close"]}, plaintext_footer=True)
+    properties = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    with pq.ParquetWriter(tmp_path / "bars.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match="is encrypted, and there is no key for it") as caught:
+        load(tmp_path / "bars.parquet")
+    assert "column close" in str(caught.value)
+
+
+def test_all_columns_of_a_wrong_type_are_named_at_once(tmp_path: Path) -> None:
+    table = bars().assign(timestamp=np.arange(120), close="x", volume="7")
+    with pytest.raises(DataError) as caught:
+        load_table(table, tmp_path)
+    for words in ("3 columns", "timestamp is int64", "column close is", "'x' at bars.parquet row 1", "column volume is", "written as text"):
+        assert words in str(caught.value)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pq.read_table(write(bars(), tmp_path / "plain.parquet"))
+    pq.write_table(table.append_column("close", table["close"]), tmp_path / "bars.parquet")
+    (tmp_path / "bars.csv").write_text(bars().assign(again=1.0).to_csv(index=False).replace("again", "close", 1))
+    for name in ("bars.parquet", "bars.csv"):
+        with pytest.raises(DataError, match="has 2 columns of the name close"):
+            load(tmp_path / name)
 
 
 def test_binary_text_and_wrong_types_are_named() -> None:
@@ -62,6 +116,14 @@ def test_int96_stamps_of_the_far_future_are_no_dates_of_1816(tmp_path: Path) -> 
 def test_decimals_become_doubles() -> None:
     source = read_source(str(HERE / "fixed_length_decimal.parquet"), ["value"])
     assert reals(source, "value").tolist() == [float(n) for n in range(1, 25)]
+
+
+@pytest.mark.parametrize(("digits", "after_point"), [(12, 3), (18, 8), (25, 2), (38, 18)])
+def test_a_decimal_becomes_the_nearest_double(digits: int, after_point: int, tmp_path: Path) -> None:
+    random = Random(0)
+    values = [Decimal(random.randrange(10**digits)).scaleb(-after_point, Context(prec=50)) for _ in range(2000)]
+    pq.write_table(pa.table({"x": pa.array(values, pa.decimal128(digits, after_point))}), tmp_path / "x.parquet")
+    assert reals(read_source(str(tmp_path / "x.parquet"), ["x"]), "x").tolist() == [float(value) for value in values]
 
 
 def test_nan_in_statistics_hides_no_row() -> None:
@@ -128,6 +190,54 @@ def test_csv_equals_parquet(tmp_path: Path) -> None:
     assert same(load(tmp_path / "bars.csv", features="ohlcv", lookback=4), load_table(table, tmp_path, features="ohlcv", lookback=4))
 
 
+@pytest.mark.parametrize(("first", "second"), [("001", "01"), ("NA", "NULL"), ("TRUE", "FALSE")])
+def test_text_of_csv_stays_as_it_is_written(first: str, second: str, tmp_path: Path) -> None:
+    table = bars(60, (first, second))
+    table.to_csv(tmp_path / "bars.csv", index=False)
+    assert load(tmp_path / "bars.csv").report.entity_names == sorted([first, second])
+
+
+def test_whole_numbers_sort_alike_from_csv_and_parquet(tmp_path: Path) -> None:
+    table = bars(60, ("2", "10", "9")).astype({"symbol": "int64"})
+    table.to_csv(tmp_path / "bars.csv", index=False)
+    assert load(tmp_path / "bars.csv").report.entity_names == ["2", "9", "10"]
+    assert same(load(tmp_path / "bars.csv"), load_table(table, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda text: text.replace(",", ";").encode(), "not separated by commas"),
+        (lambda text: text.encode("utf-16"), "cannot be read as CSV"),
+        (lambda text: text.replace("A", "Zürich").encode("latin-1"), "invalid UTF8"),
+        (lambda text: text.replace(",A,", ",A,9,", 1).encode(), "Row #2"),
+        (
+            lambda text: text.replace("2024-01-01 00:05:00+00:00", "2024-01-01 00:05:00").encode(),
+            "with a zone (+00:00) in all rows or in none",
+        ),
+        (lambda text: text.replace("2024-01-01 00:", "01/02/2024 00:").encode(), "timestamp is string"),
+        (lambda text: text.splitlines(keepends=True)[0].encode(), "holds no rows"),
+    ],
+)
+def test_csv_that_cannot_be_read_is_explained(content: Callable[[str], bytes], words: str, tmp_path: Path) -> None:
+    (tmp_path / "bars.csv").write_bytes(content(bars().to_csv(index=False)))
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "bars.csv")
+    assert words in str(caught.value)
+    assert "bars.csv" in str(caught.value)
+    assert caught.value.mend
+    assert all(letter.isprintable() or letter == "\n" for letter in str(caught.value))
+
+
+def test_a_column_that_holds_nothing_is_empty(tmp_path: Path) -> None:
+    bars().assign(close=np.nan).to_csv(tmp_path / "bars.csv", index=False)
+    table = pq.read_table(write(bars(), tmp_path / "plain.parquet")).drop_columns("close").append_column("close", pa.nulls(120))
+    pq.write_table(table, tmp_path / "bars.parquet")
+    for name in ("bars.csv", "bars.parquet"):
+        with pytest.raises(DataError, match="close is empty or no finite number in 120 rows"):
+            load(tmp_path / name)
+
+
 def test_a_folder_equals_one_file_whatever_the_order_of_rows(tmp_path: Path) -> None:
     table = bars(90, ("A", "B"))
     whole = load_table(table, tmp_path)
@@ -162,12 +272,14 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(write(bars(), tmp_path / "whole.parquet").read_bytes()[:2000])
     write(bars().iloc[:0], tmp_path / "none.parquet")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "nested" / "day.parquet").mkdir(parents=True)
     for name, words in (
         ("empty.parquet", "is empty (0 bytes)"),
         ("text.dat", "neither Parquet nor CSV"),
         ("cut.parquet", "damaged"),
         ("none.parquet", "holds no rows"),
         ("folder", "holds no *.parquet"),
+        ("nested", "day.parquet is a folder itself"),
         ("whole.parque", "did you mean"),
         ("demo:nothing", ""),
     ):

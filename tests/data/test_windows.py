@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_windows_against_a_plain_loop(data: st.DataObject, tmp_path: Path) -> No
     tables = []
     for number, length in enumerate(lengths):
         table = bars(length, (chr(65 + number),), seed=number)
-        steps = data.draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 4, 30]), min_size=length, max_size=length))
+        steps = data.draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 5, 6]), min_size=length, max_size=length))
         table["timestamp"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(np.cumsum(steps), "min")
         tables.append(table)
     path = write(pd.concat(tables).sample(frac=1, random_state=1), tmp_path / "bars.parquet")
@@ -64,7 +65,7 @@ def test_cuts_take_their_share_of_the_time_stamps() -> None:
     assert choose_cuts(np.arange(100), 0.2, 0.0).test_us == 100
 
 
-@pytest.mark.parametrize("features", ["none", "ohlcv"])
+@pytest.mark.parametrize("features", ["none", "ohlcv", "ohlcv_225"])
 def test_nothing_after_the_cut_reaches_training(features: str, tmp_path: Path) -> None:
     table = bars(300, ("A", "B"))
     before = load_table(table, tmp_path, features=features)
@@ -75,6 +76,7 @@ def test_nothing_after_the_cut_reaches_training(features: str, tmp_path: Path) -
     changed.loc[later, "volume"] += 100_000
     after = load_table(changed, tmp_path, features=features)
     assert before.preprocessing == after.preprocessing
+    assert torch.equal(before.training_rows, after.training_rows)
     assert torch.equal(before.windows["train"], after.windows["train"])
     one, other = before.gather(before.windows["train"]), after.gather(after.windows["train"])
     for a, b in zip([*one.inputs, *one[1:]], [*other.inputs, *other[1:]], strict=True):
@@ -97,6 +99,45 @@ def test_scaling_is_of_training_rows_and_can_be_undone(scaling: str, tmp_path: P
     ahead = np.arange(LOOKBACK, LOOKBACK + HORIZON)
     expected = [closes[entity, first % 200 + ahead] for entity, first in dataset.windows["validation"].tolist()]
     np.testing.assert_allclose(own_unit, np.stack(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("origin", [0.0, 1e6, 1e12, 1e13])
+def test_a_large_mean_hides_no_spread(origin: float, tmp_path: Path) -> None:
+    table = bars()
+    table["level"] = origin + np.arange(120) % 2
+    table["still"] = origin + 0.1
+    dataset = load_table(table, tmp_path, "data.observed_real=[level,still]")
+    level, still = dataset.tensors.observed_reals[:, 1:].unbind(1)
+    assert level.tolist() == [-1.0, 1.0] * 60
+    assert not still.any()
+    assert dataset.report.constants == ["still"]
+
+
+def test_what_a_later_loader_needs_is_kept(tmp_path: Path) -> None:
+    table = bars(300, ("A", "B")).assign(sector=lambda rows: np.where(rows["symbol"] == "A", "tech", "energy"))
+    dataset = load_table(table, tmp_path, "data.static_categorical=[sector]", features="ohlcv_225")
+    kept = json.loads(json.dumps(dataset.preprocessing, allow_nan=False))
+    assert kept == dataset.preprocessing
+    assert kept["vocabularies"] == {"sector": ["energy", "tech"], "entity": ["A", "B"]}
+    assert set(kept["scales"]) == set(dataset.roles.static_reals + dataset.roles.observed_reals)
+    assert (kept["lookback"], kept["horizon"], kept["features"], kept["target"]) == (LOOKBACK, HORIZON, "ohlcv_225", "log_return")
+    # The derived static inputs are of training rows, which new rows do not hold.
+    training = np.log(table["close"].to_numpy().reshape(2, 300)[:, 60:240])
+    np.testing.assert_allclose(kept["static_values"]["mean_log_close"], training.mean(1), rtol=1e-12)
+
+
+def test_names_rows_and_bytes_of_a_dataset(tmp_path: Path) -> None:
+    table = bars(120, ("A", "B")).assign(mood="calm", fee=1.0, plan=lambda rows: rows["open"], weekday=lambda rows: rows["volume"] % 5)
+    roles = {"observed_categorical": "mood", "static_real": "fee", "known_real": "plan", "known_categorical": "weekday"}
+    dataset = load_table(table, tmp_path, *(f"data.{role}=[{column}]" for role, column in roles.items()))
+    assert (dataset.static_names, dataset.future_names) == (["fee", "entity"], ["plan", "weekday"])
+    assert dataset.past_names == ["plan", "weekday", "close", "mood"]
+    assert dataset.entity_names == ["A", "B"]
+    assert dataset.training_rows.tolist() == ([True] * 96 + [False] * 24) * 2
+    assert dataset.cuts.validation_us == int(table["timestamp"][96].timestamp() * 1e6)
+    rows, windows = 240, sum(len(index) for index in dataset.windows.values())
+    # float32: known, observed, target; int64: known and observed categoricals, the entity, windows.
+    assert dataset.bytes == rows * (3 * 4 + 2 * 8) + 2 * (4 + 8 + 2 * 4) + windows * 16
 
 
 def test_a_batch_is_what_a_plain_loop_gathers(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tft_exp.experiment import build_model
 from tft_exp.memory.devices import ProcessMemory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.timeline import Timeline
+from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.training.checkpoint import load_weights, save_weights
 from tft_exp.training.naive import naive_qualities
@@ -79,6 +80,23 @@ def test_policies_that_keep_the_state_train_bit_for_bit_as_keep(policy: str, con
     assert same_bits(weights(kept), weights(other))
     assert [result.train_loss for result in one] == [result.train_loss for result in two]
     assert [result.validation for result in one] == [result.validation for result in two]
+
+
+@pytest.mark.parametrize("policy", ["keep", "offload", "cpu_validation"])
+def test_a_virtual_card_changes_no_bit(policy: str, config: Config, dataset: Dataset) -> None:
+    plain = trainer_for(config, dataset, "keep")
+    one = fit(plain, dataset)
+    memory = VirtualMemory(4096, 450)
+    with memory.attach():
+        placed = dataset.moved(memory.put)
+        virtual = trainer_for(config, dataset, policy)
+        virtual.timeline = Timeline(memory)
+        two = fit(virtual, placed)
+        assert same_bits(weights(plain), weights(virtual))
+    assert [result.validation for result in one] == [result.validation for result in two]
+    peaks = {record.phase: record.peak.allocated_mib for record in two[1].phases}
+    assert peaks["train"] > 1
+    assert (peaks["validation"] < 0.5 * peaks["train"]) == (policy == "cpu_validation")
 
 
 def test_recreate_is_keep_until_its_first_rebuild(config: Config, dataset: Dataset) -> None:

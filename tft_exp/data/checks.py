@@ -143,7 +143,7 @@ def outliers(panel: Panel, prices: Sequence[str]) -> list[str]:
                 row = int(later[np.argmax(jumps)])
                 warnings.append(
                     f"{name}: {count(int(jumps.sum()), 'step')} by a factor of more than {JUMP_FACTOR} from one bar to the next, "
-                    f"as of a split that was not applied; the first from {values[row - 1]:g} to {values[row]:g} at {panel.place(row)}"
+                    f"as of a split not applied; the first from {values[row - 1]:g} to {values[row]:g} at {panel.place(row)}"
                 )
     return warnings
 

@@ -37,6 +37,30 @@ class Dataset:
     report: DataReport
     preprocessing: dict[str, Any]
     fingerprint: str
+    entity_names: list[str]  # of one series without an entity column the empty name
+    cuts: Cuts
+    training_rows: Tensor  # bool [rows], on the CPU: after the warm-up and before validation; what statistics are taken from
+
+    @property
+    def static_names(self) -> list[str]:
+        """Static variables in the order of the model's static selection: reals, then categoricals."""
+        return self.roles.static
+
+    @property
+    def past_names(self) -> list[str]:
+        """Variables of the lookback: known reals and categoricals, then observed reals and categoricals."""
+        return self.roles.known + self.roles.observed
+
+    @property
+    def future_names(self) -> list[str]:
+        """Variables of the horizon: known reals, then categoricals."""
+        return self.roles.known
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rows and windows, all that `moved` brings to a device."""
+        tensors = [*vars(self.tensors).values(), *self.windows.values()]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Dataset:
         """The same data, every tensor brought elsewhere by `move`."""
@@ -71,9 +95,12 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
     def indexed(of: Panel) -> WindowIndex:
         return index_windows(of, cuts, warm_up=warm_up, lookback=lookback, horizon=horizon)
 
+    def training_rows(of: Panel) -> np.ndarray:
+        rows: np.ndarray = (of.time_us < cuts.validation_us) & (of.position >= warm_up)
+        return rows
+
     def built(of: Panel) -> BuiltInputs:
-        training = (of.time_us < cuts.validation_us) & (of.position >= warm_up)
-        return build_inputs(of, data, features.kind, training=training)
+        return build_inputs(of, data, features.kind, training=training_rows(of))
 
     index = indexed(panel)
     _require_windows(panel, index, data, warm_up, lookback, horizon)
@@ -95,6 +122,9 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
         preprocessing=inputs.preprocessing
         | {"features": features.kind.value, "lookback": lookback, "horizon": horizon, "cuts": asdict(cuts)},
         fingerprint=_fingerprint(panel.source.fingerprint, data, features.kind),
+        entity_names=panel.entity_names,
+        cuts=cuts,
+        training_rows=torch.from_numpy(training_rows(panel)),
     )
 
 

@@ -164,11 +164,13 @@ class _Builder:
         return scaled
 
     def _require_finite(self, name: str, values: np.ndarray, scale: Scale, scaled: np.ndarray) -> None:
+        """Refuse what became infinite; `values` are those of rows, or of entities."""
         if not (np.isfinite(scale.scale).all() and np.isfinite(scaled).all()):
-            row = int(np.argmax(np.abs(values)))
+            farthest = int(np.argmax(np.abs(values)))
+            row = farthest if len(values) == self.panel.rows else int(self.heads[farthest])
             raise DataError(
                 f"{name} holds values so large that float32 cannot hold them, scaled by the training rows",
-                where=f"{self.panel.place(row)}: {values[row]:g}",
+                where=f"{self.panel.place(row)}: {values[farthest]:g}",
                 mend=f"mend the file, or give {name} in a larger unit or as a logarithm",
             )
 
@@ -193,7 +195,10 @@ class _Builder:
         for index, (name, values) in enumerate(columns.items()):
             scale = fit_scale(values, everyone, np.ones(self.entities, dtype=bool), self.entities, by_entity=False)
             scaled[:, index] = scale.apply(values, everyone)
+            self._require_finite(name, values, scale, scaled[:, index])
             self._keep_scale(name, scale.location[:1], scale.scale[:1])
+            if self.entities > 1 and scale.constant.all():  # of a single entity every one is
+                self.constants.append(name)
         return scaled
 
     def _static_codes(self) -> np.ndarray:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from tft_exp.config import DataConfig, OnBad, OnDuplicates
 from tft_exp.data.checks import Problem, bad_rows, count, duplicates, implausible_dates, outliers, static_changes
+from tft_exp.data.columns import categories, reals, times_us
 from tft_exp.data.panel import NO_ENTITY, NO_TIME, Panel, Repair, cut_segments
-from tft_exp.data.source import Source, categories, read_source, reals, times_us
+from tft_exp.data.source import Source, read_source
 from tft_exp.errors import DataError
+
+Converted = TypeVar("Converted")
 
 
 def read_panel(config: DataConfig, derived: Sequence[str]) -> Panel:
@@ -62,18 +66,21 @@ def _read(config: DataConfig, derived: Sequence[str]) -> Panel:
             where=f"{source.files[0]}, column {clash[0]}",
             mend=f"rename the column, leave it out of the roles to use the derived {clash[0]}, or set features=none",
         )
-    time_us, no_time = times_us(source, config.time)
-    time_us = np.where(no_time, NO_TIME, time_us)
-    entity, names = _entities(source, config.entities)
-    encoded = {name: categories(source, name) for name in code_names}
+    wrong: list[DataError] = []
+    times = _converted(times_us, source, [config.time], wrong)
+    encoded = _converted(categories, source, text, wrong)
+    numbers = _converted(reals, source, real_names, wrong)
+    _raise_together(wrong, config.path)
+    time_us, no_time = times[config.time]
+    entity, names = _entities([encoded[name] for name in config.entities], len(time_us))
     rows = len(time_us)
     panel = Panel(
-        time_us,
+        np.where(no_time, NO_TIME, time_us),
         entity,
         names,
-        {name: reals(source, name) for name in real_names},
-        {name: codes for name, (codes, _) in encoded.items()},
-        {name: vocabulary for name, (_, vocabulary) in encoded.items()},
+        numbers,
+        {name: encoded[name][0] for name in code_names},
+        {name: encoded[name][1] for name in code_names},
         np.zeros(rows, dtype=np.int32),
         np.zeros(rows, dtype=np.int32),
         source,
@@ -85,13 +92,34 @@ def _read(config: DataConfig, derived: Sequence[str]) -> Panel:
     return panel
 
 
-def _entities(source: Source, columns: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+def _converted(
+    convert: Callable[[Source, str], Converted], source: Source, columns: Sequence[str], wrong: list[DataError]
+) -> dict[str, Converted]:
+    """Each column in the type of its role; what cannot be is added to `wrong`."""
+    found = {}
+    for column in columns:
+        try:
+            found[column] = convert(source, column)
+        except DataError as error:
+            wrong.append(error)
+    return found
+
+
+def _raise_together(wrong: Sequence[DataError], path: str) -> None:
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        lines = "".join(f"\n    {error.what}" for error in wrong)
+        mends = "; ".join(dict.fromkeys(error.mend for error in wrong))
+        raise DataError(f"{len(wrong)} columns cannot be used{lines}", where=path, mend=mends)
+
+
+def _entities(columns: Sequence[tuple[np.ndarray, list[str]]], rows: int) -> tuple[np.ndarray, list[str]]:
     """Entity codes int32 (NO_ENTITY where a column is empty) and their names. Several columns are joined with a slash."""
     if not columns:
-        return np.zeros(source.table.num_rows, dtype=np.int32), [""]
-    codes, names = categories(source, columns[0])
-    for column in columns[1:]:
-        more, more_names = categories(source, column)
+        return np.zeros(rows, dtype=np.int32), [""]
+    codes, names = columns[0]
+    for more, more_names in columns[1:]:
         whole = (codes >= 0) & (more >= 0)
         joint = codes[whole].astype(np.int64) * len(more_names) + more[whole]
         found, together = np.unique(joint, return_inverse=True)

@@ -58,7 +58,10 @@ class DataReport:
         ]
         if self.constants:
             lines.append(("constant", f"in the training rows: {_shorten(self.constants)}"))
-        lines += [("repaired", f"{repair.what}: {repair.rows:,} rows ({repair.example})") for repair in self.repairs]
+        lines += [
+            ("repaired", f"{repair.what}: {repair.rows:,} {'row' if repair.rows == 1 else 'rows'} ({repair.example})")
+            for repair in self.repairs
+        ]
         lines += [("warning", warning) for warning in self.warnings]
         width = max(len(label) for label, _ in lines)
         return "".join(f"{label:<{width}}  {value}\n" for label, value in lines).rstrip("\n")

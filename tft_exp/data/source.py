@@ -1,4 +1,4 @@
-"""Parquet and CSV in: only the needed columns, typed exactly, or an error that names file and column."""
+"""Parquet and CSV in: only the needed columns, or an error that names file and column."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _read(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.T
     if not magic:
         raise DataError(f"{file} is empty (0 bytes)", where=str(file), mend="fetch or write the file again")
     if magic == b"PARE":
-        raise _encrypted(file)
+        raise _encrypted(str(file), file)
     is_parquet = magic == b"PAR1"
     if not is_parquet and not file.name.lower().endswith(CSV_ENDINGS):
         raise DataError(f"{file} is neither Parquet nor CSV", where=str(file), mend="give a .parquet or a .csv file")
@@ -122,21 +122,26 @@ def _read(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.T
     except MemoryError:  # Arrow's own is an ArrowException too, and says nothing about the file
         raise
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        if "decrypt" in reason.lower():
-            raise _encrypted(file) from error
         if is_parquet:
-            raise _damaged(file, reason) from error
+            raise _damaged(file, error) from error
         mend = "write it as UTF-8 text with one header line and commas in between"
-        raise DataError(f"{file} cannot be read as CSV: {reason}", where=str(file), mend=mend) from error
+        raise DataError(f"{file} cannot be read as CSV: {reason_of(error)}", where=str(file), mend=mend) from error
 
 
-def _encrypted(file: Path) -> DataError:
-    return DataError(f"{file} is encrypted, and there is no key for it", where=str(file), mend="write it without encryption")
+def reason_of(error: Exception) -> str:
+    """An error of Arrow's in one line; of a damaged file it may quote bytes that no terminal should be sent."""
+    return "".join(letter for letter in str(error).splitlines()[0] if letter.isprintable())
 
 
-def _damaged(file: Path, reason: str, columns: Sequence[str] = ()) -> DataError:
+def _encrypted(where: str, file: Path) -> DataError:
+    return DataError(f"{file} is encrypted, and there is no key for it", where=where, mend="write it without encryption")
+
+
+def _damaged(file: Path, error: Exception, columns: Sequence[str] = ()) -> DataError:
     where = f"{file}, column {', '.join(columns)}" if columns else str(file)
+    reason = reason_of(error)
+    if "decrypt" in reason.lower():
+        return _encrypted(where, file)
     return DataError(f"{file} is damaged and cannot be read: {reason}", where=where, mend="fetch or write the file again")
 
 
@@ -151,7 +156,7 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> tuple[pa.Table, tuple[s
             raise
         except (OSError, pa.ArrowException) as error:
             bad = [name for name in columns if not _readable(parquet, name)]
-            raise _damaged(file, str(error).splitlines()[0], bad) from error
+            raise _damaged(file, error, bad) from error
 
 
 def _readable(parquet: pq.ParquetFile, column: str) -> bool:
@@ -204,86 +209,6 @@ def _require_columns(file: Path, there: Sequence[str], wanted: Sequence[str]) ->
     raise DataError(
         f"{file} has no column {', '.join(missing)}",
         where=str(file),
-        mend=f"{' '.join(guesses)} columns there: {', '.join(there)}; name yours in data.time, data.entities, data.bars.* ...".strip(),
+        mend=f"{' '.join(guesses)} columns there: {', '.join(there)}; name yours in data.time, data.entities, data.bars.* ...; "
+        "log_return and its like are derived with features=ohlcv".strip(),
     )
-
-
-def times_us(source: Source, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """A time column as int64 microseconds UTC and a mask of empty rows. Raises DataError for other types."""
-    values = source.table[column]
-    kind = values.type
-    if pa.types.is_date(kind):
-        values = values.cast(pa.timestamp("ms"))
-    elif not pa.types.is_timestamp(kind):
-        mend = "write it as a timestamp or a date"
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            mend += "; in CSV as 2024-01-31 09:30:00, with a zone (+00:00) in all rows or in none"
-        if pa.types.is_integer(kind):
-            mend += ": a number alone does not say whether it counts seconds, milliseconds or days"
-        raise DataError(f"the time column {column} is {kind}", where=f"{source.files[0]}, column {column}", mend=mend)
-    zone = values.type.tz  # a stamp with a zone is stored as UTC already; without one it is taken as UTC
-    try:
-        values = values.cast(pa.timestamp("us", tz=zone))
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"the time column {column} cannot be held in microseconds: {str(error).splitlines()[0]}",
-            where=f"{source.files[0]}, column {column}",
-            mend="round the stamps to microseconds",
-        ) from error
-    empty = values.is_null().to_numpy()
-    return values.cast(pa.int64()).fill_null(0).to_numpy(), empty
-
-
-def reals(source: Source, column: str) -> np.ndarray:
-    """A number column as float64, empty rows as NaN. Raises DataError for other types, and for integers beyond 2**53.
-
-    A decimal becomes the double nearest to it, as the same digits in a CSV file do.
-    """
-    values = source.table[column]
-    kind = values.type
-    if pa.types.is_null(kind):
-        return np.full(len(values), np.nan)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)):
-        raise DataError(
-            f"column {column} is {kind}, and a number is needed",
-            where=f"{source.files[0]}, column {column}",
-            mend="give it a categorical role, or write it as a number",
-        )
-    if pa.types.is_boolean(kind):
-        values = values.cast(pa.int8())
-    if pa.types.is_decimal(kind):
-        values = values.cast(pa.string())  # Arrow's own way to a double can be off in the last bit
-    try:
-        return np.array(values.cast(pa.float64()).fill_null(np.nan).to_numpy(), copy=True)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"column {column} ({kind}) does not fit float64: {str(error).splitlines()[0]}", where=f"{source.files[0]}, column {column}"
-        ) from error
-
-
-def categories(source: Source, column: str) -> tuple[np.ndarray, list[str]]:
-    """A categorical column as int32 codes, -1 where empty (also empty text), and the sorted names that they stand for."""
-    values = source.table[column]
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if pa.types.is_string_view(kind):
-        kind = pa.large_string()
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if pa.types.is_null(kind):
-        return np.full(len(values), -1, dtype=np.int32), []
-    if not (is_text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise DataError(
-            f"column {column} is {values.type}, and text, an integer or a truth value is needed",
-            where=f"{source.files[0]}, column {column}",
-            mend="write it as text",
-        )
-    values = values.cast(kind)
-    if is_text:
-        values = pc.if_else(pc.equal(values, ""), pa.scalar(None, kind), values)
-    encoded = values.combine_chunks().dictionary_encode()
-    found = encoded.dictionary
-    order = pc.array_sort_indices(found).to_numpy()
-    rank = np.empty(len(order) + 1, dtype=np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
-    rank[-1] = -1  # what an empty row's code of -1 points at
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return rank[codes], [str(name) for name in found.take(pa.array(order)).to_pylist()]
