@@ -165,7 +165,8 @@ def test_a_real_out_of_memory_in_validation_is_a_result_and_the_next_job_runs(tm
     assert ran_out.data.tags["out_of_memory_phase"] == "validation"
     assert ran_out.data.metrics["summary/epochs"] == 0
     assert ran_out.data.metrics["summary/validation_peak_rss_mib"] > 0
-    assert "out of memory in validation" in done.stdout
+    assert "1 OOM in validation" in done.stdout
+    assert "out of memory in validation, after 0 epochs" in done.stderr
     timeline = (home / "artifacts" / ran_out.info.run_id / "artifacts" / "timeline" / "timeline.csv").read_text()
     assert ",False," in timeline.splitlines()[-1]
     assert finished.data.tags["outcome"] == "finished"
@@ -196,7 +197,7 @@ def test_on_a_virtual_card_the_policy_decides_and_the_control_is_seen(tmp_path: 
         assert state <= freed < 1.1 * state
         assert runs[policy].metrics["memory/validation_peak_reserved_mib"] <= 530 - 450
         assert runs[policy].metrics["memory/validation_peak_allocated_mib"] > 80 - state
-    assert done.stdout.count("out of memory in validation") == 2
+    assert done.stdout.count("1 OOM in validation") == 2
     assert "virtual card of 530 MiB" in runs["keep"].tags["memory_source"]
 
 

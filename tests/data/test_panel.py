@@ -159,7 +159,7 @@ def test_implausible_dates_are_always_an_error(moment: str, tmp_path: Path) -> N
 
 
 def test_plausible_dates_begin_with_the_earliest_and_end_before_the_latest(tmp_path: Path) -> None:
-    table = bars(2).assign(timestamp=pd.to_datetime(["2000-01-01", "2009-12-31 23:59:59.999999"], utc=True).as_unit("us"))
+    table = bars(2).assign(timestamp=pd.to_datetime(["2000-01-01 00:00:00.000000", "2009-12-31 23:59:59.999999"], utc=True).as_unit("us"))
     path, limits = write(table, tmp_path / "bars.parquet"), ["data.earliest='2000-01-01'", "data.latest='2010-01-01'"]
     assert read_panel(config_for(path, *limits).data, ()).rows == 2
     for row, step in ((0, -1), (1, 1)):

@@ -168,12 +168,17 @@ def _readable(parquet: pq.ParquetFile, column: str) -> bool:
 
 
 def _read_csv(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
-    with pyarrow.csv.open_csv(file) as reader:
+    # Arrow counts rows only with one thread, and an error must name its row.
+    counting = pyarrow.csv.ReadOptions(use_threads=False)
+    with pyarrow.csv.open_csv(file, read_options=counting) as reader:
         there = tuple(reader.schema.names)
     _require_columns(file, there, columns)
     # NA and NULL are tickers too: of text only the empty one is nothing, which `categories` sees to.
     options = pyarrow.csv.ConvertOptions(include_columns=columns, column_types=dict.fromkeys(text, pa.string()), strings_can_be_null=False)
-    table = pyarrow.csv.read_csv(file, convert_options=options)
+    try:
+        table = pyarrow.csv.read_csv(file, convert_options=options)
+    except pa.ArrowInvalid:
+        table = pyarrow.csv.read_csv(file, read_options=counting, convert_options=options)
     for name in text:
         table = table.set_column(table.schema.get_field_index(name), name, _whole_numbers(table[name]))
     return table, there

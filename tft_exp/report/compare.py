@@ -69,7 +69,7 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
     quantity = quantity_of(runs)
     table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", overflow="fold", min_width=14)
-    table.add_column("runs", min_width=12)
+    table.add_column("runs", min_width=19)
     columns: dict[str, Callable[[Group], str]] = {
         f"peak {quantity}\ntrain / val, MiB": lambda g: f"{_number(peak(g, 'train'), '.0f')} / {_number(peak(g, 'validation'), '.0f')}",
         "freed\nMiB": lambda g: _median(g, "summary/freed_before_validation_mib", "+.2f"),
@@ -95,7 +95,7 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
     table.caption = (
         f"Memory: {sources}. Peaks: highest of all runs and epochs. Freed: by the policy, before validation. "
         "State: bytes of the optimizer's state on the device after training, and those still held during validation. "
-        "Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
+        "OOM: out of memory. Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
     )
     return table
 
@@ -112,9 +112,9 @@ def _state(group: Group) -> str:
 
 
 def outcomes(group: Group) -> str:
-    """Such as `2 finished`, or `1 finished, 1 out of memory in validation`."""
+    """Such as `2 finished`, or `1 finished, 1 OOM in validation`."""
     named = Counter(
-        f"out of memory in {run.tags.get('out_of_memory_phase', '?').replace('_', ' ')}" if run.outcome == "out_of_memory" else run.outcome
+        f"OOM in {run.tags.get('out_of_memory_phase', '?').replace('_', ' ')}" if run.outcome == "out_of_memory" else run.outcome
         for run in group.runs
     )
     return ", ".join(f"{count} {name}" for name, count in named.items())
