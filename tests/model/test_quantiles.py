@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tft_exp.model.quantiles import QuantileRisk, quantile_loss
+from tft_exp.model.quantiles import QuantileHead, QuantileRisk, quantile_loss
 
 
 def test_loss_by_hand() -> None:
@@ -18,6 +18,26 @@ def test_loss_by_hand() -> None:
     # Under the target by 1.5 and .5, over it by .5; then over it by 1 each.
     expected = (0.1 * 1.5 + 0.5 * 0.5 + 0.1 * 0.5 + 0.9 + 0.5 + 0.1) / 6
     assert quantile_loss(forecast, target, quantiles).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("levels", "centre"),
+    [([0.5], 0), ([0.1, 0.5, 0.9], 1), ([0.5, 0.9, 0.95], 0), ([0.05, 0.1, 0.5], 2), ([0.9, 0.95], 0), ([0.2, 0.4, 0.6, 0.8], 2)],
+)
+def test_quantiles_step_outwards_from_the_one_nearest_the_median(levels: list[float], centre: int) -> None:
+    torch.manual_seed(0)
+    head, hidden = QuantileHead(8, levels), 100 * torch.randn(32, 8)
+    forecast, raw = head(hidden), head.linear(hidden)
+    assert torch.equal(forecast[:, centre], raw[:, centre])
+    assert torch.all(forecast.diff(dim=-1) >= 0)
+
+
+def test_loss_of_half_precision_is_weighed_in_float32() -> None:
+    forecast, target = torch.tensor([[257.0]]), torch.tensor([256.0, 1.5])
+    # 257 lies between two bfloat16s; it rounds to 256 and the other error, 254.5, would round to 254.
+    loss = quantile_loss(forecast.bfloat16().expand(2, 1), target.bfloat16(), torch.tensor([0.5]))
+    assert loss.dtype == torch.float32
+    assert loss.item() == (0.0 + 0.5 * 254.5) / 2
 
 
 def test_the_best_constant_is_the_quantile() -> None:
@@ -39,6 +59,14 @@ def test_risk_over_batches_is_that_of_the_whole() -> None:
     pinball = np.maximum(np.array(levels) * error, (np.array(levels) - 1) * error)
     expected = 2 * pinball.sum((0, 1)) / np.abs(target).sum()
     assert risk.compute() == pytest.approx(dict(zip(levels, expected, strict=True)), rel=1e-6)
+
+
+def test_risk_keeps_no_graph_of_what_it_has_seen() -> None:
+    forecast = torch.ones(2, 3, 1, requires_grad=True)
+    risk = QuantileRisk(torch.tensor([0.5]))
+    risk.update(forecast * 2, torch.ones(2, 3))
+    assert not risk._loss.requires_grad
+    assert risk.compute()[0.5] == 1.0
 
 
 def test_risk_of_targets_that_are_all_zero_is_no_number() -> None:

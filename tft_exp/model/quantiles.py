@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class QuantileHead(nn.Module):
-    """Hidden state to rising quantiles: the centre one, and softplus steps outward from it.
+    """Hidden state to rising quantiles: the one nearest the median, and softplus steps outward from it.
 
-    The paper's head is one linear map per quantile (section 4.5), which lets quantiles cross.
+    `quantiles` rise. The paper's head is one linear map per quantile (section 4.5), which lets quantiles cross.
     """
 
-    def __init__(self, hidden_size: int, quantiles: int) -> None:
+    def __init__(self, hidden_size: int, quantiles: Sequence[float]) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, quantiles)
-        self.centre = quantiles // 2
+        self.linear = nn.Linear(hidden_size, len(quantiles))
+        # Rounded, so that .25 and .75 or .4 and .6 tie; of two as near, the upper.
+        self.centre = min(range(len(quantiles)), key=lambda i: (round(abs(quantiles[i] - 0.5), 9), -i))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] to [..., quantiles], never falling along the last dimension."""
@@ -30,8 +33,9 @@ class QuantileHead(nn.Module):
 
 
 def pinball(forecast: Tensor, target: Tensor, quantiles: Tensor) -> Tensor:
-    """Pinball loss of each forecast, [..., quantiles] (Lim et al. 2021, eq. 25). `target` is [...]."""
-    error = target[..., None] - forecast
+    """Pinball loss of each forecast, [..., quantiles] (Lim et al. 2021, eq. 25). `target` is [...]; float32 at least."""
+    # Half precision would round a small error of a large forecast away before it is weighed.
+    error = target[..., None] - forecast.to(torch.promote_types(forecast.dtype, torch.float32))
     return torch.maximum(quantiles * error, (quantiles - 1.0) * error)
 
 
@@ -53,6 +57,7 @@ class QuantileRisk:
         self._loss = torch.zeros_like(self._quantiles)
         self._scale = torch.zeros((), dtype=self._dtype, device=quantiles.device)
 
+    @torch.no_grad()  # a risk that kept its batches' graphs would keep their activations
     def update(self, forecast: Tensor, target: Tensor) -> None:
         """`forecast` [..., quantiles] and `target` [...] in the target's own unit."""
         target = target.to(self._dtype)

@@ -73,7 +73,7 @@ class TemporalFusionTransformer(nn.Module):
         self.attention_gate = GateAddNorm(hidden_size, hidden_size, dropout)
         self.positionwise = grn()
         self.output_gate = GateAddNorm(hidden_size, hidden_size, dropout)
-        self.head = QuantileHead(hidden_size, len(quantiles))
+        self.head = QuantileHead(hidden_size, quantiles)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Quantile forecasts, [batch, horizon, quantiles], in the scale of the inputs' target and rising."""
