@@ -182,7 +182,7 @@ def test_it_learns_what_it_is_shown() -> None:
     levels = torch.tensor([0.25, 0.5, 0.75])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(300):
+    for _ in range(200):
         loss = quantile_loss(model(inputs), target, levels)
         optimizer.zero_grad()
         loss.backward()
