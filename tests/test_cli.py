@@ -28,7 +28,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_train_help_and_cfg_are_hydras(tmp_path: Path) -> None:
     shown = tft_exp("train", "--help", cwd=tmp_path)
     assert shown.returncode == 0
-    assert "policy: clear_cache, cpu_validation, keep, offload, recreate, stash" in shown.stdout
+    assert "policy: clear_cache, clear_cache_every_batch, cpu_validation, keep, offload, offload_always, recreate, recreate_rewarm, stash" in shown.stdout
     composed = tft_exp("train", "--cfg", "job", "policy=offload", "seed=3", cwd=tmp_path)
     assert composed.returncode == 0
     assert "residency: offload" in composed.stdout
@@ -66,12 +66,12 @@ def test_completion_in_a_real_bash(tmp_path: Path) -> None:
         COMPREPLY=(); hydra_bash_completion; echo "${COMPREPLY[@]}"
     }
     complete_line "tft-exp tr"
-    complete_line "tft-exp train policy=re"
+    complete_line "tft-exp train policy=cp"
     complete_line "tft-exp train model.hid"
     """
     environment = clean_environment(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n")[:3] == ["train", "policy=recreate", "model.hidden_size="], done.stderr
+    assert done.stdout.split("\n")[:3] == ["train", "policy=cpu_validation", "model.hidden_size="], done.stderr
 
 
 def test_check_describes_the_packaged_bars(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ from tft_exp.config import Config, Residency
 from tft_exp.errors import ConfigError
 from tft_exp.memory.policies import POLICIES
 
-GROUPS = ["data", "features", "model", "batch", "device", "optimizer", "policy", "trainer", "tracking", "experiment"]
+GROUPS = ["data", "features", "model", "batch", "device", "optimizer", "policy", "gradients", "trainer", "tracking", "experiment"]
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 # Options that must be told something more.
 WANTED = {
     ("data", "bars"): ["data.path=x.parquet"],
     ("data", "table"): ["data.path=x.parquet", "data.time=date", "data.target=OT", "features=none"],
     ("tracking", "server"): ["tracking.uri=http://127.0.0.1:5000"],
+    ("gradients", "in_backward"): ["trainer.gradient_clip_norm=null"],
 }
+NO_CLIP = ["trainer.gradient_clip_norm=null"]
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -36,7 +38,8 @@ def test_every_option_composes_and_says_what_it_is_for(group: str, option: str) 
 
 
 def test_every_policy_of_the_schema_exists() -> None:
-    assert {member.value for member in Residency} == set(POLICIES) == {option for group, option in OPTIONS if group == "policy"}
+    residencies = {compose_config([f"policy={option}"]).policy.residency.value for group, option in OPTIONS if group == "policy"}
+    assert {member.value for member in Residency} == set(POLICIES) == residencies
 
 
 def test_every_key_is_read_somewhere() -> None:
@@ -61,7 +64,7 @@ def test_every_key_is_read_somewhere() -> None:
         (["+optimizer.foo=1"], ["no key optimizer.foo", "optimizer.momentum"]),
         (["model=smal"], ["model=smal does not exist", "did you mean model=small", "foxhunt"]),
         (["model.hidden_size=abc"], ["model.hidden_size", "'abc'", "Integer"]),
-        (["policy.residency=never"], ["policy.residency", "'never'", "keep, clear_cache, recreate, offload, cpu_validation, stash"]),
+        (["policy.residency=never"], ["policy.residency", "'never'", "keep, clear_cache, clear_cache_every_batch, recreate, offload"]),
         (["model.hidden_size=0"], ["model.hidden_size=0", "from 1 to 8192"]),
         (["model.dropout=1"], ["model.dropout=1.0", "less than 1"]),
         (["model.hidden_size=30"], ["model.attention_heads=4", "must divide model.hidden_size=30"]),
@@ -73,7 +76,19 @@ def test_every_key_is_read_somewhere() -> None:
         (["trainer.gradient_clip_norm=-1"], ["trainer.gradient_clip_norm=-1.0", "positive"]),
         (["optimizer.learning_rate=nan"], ["optimizer.learning_rate=nan", "positive"]),
         (["optimizer=sgd", "optimizer.beta1=0.9"], ["optimizer.beta1=0.9", "sgd has no beta1"]),
-        (["optimizer=adafactor", "optimizer.fused=true"], ["optimizer.fused=True", "Adafactor"]),
+        (["optimizer=adafactor", "optimizer.fused=true"], ["optimizer.fused=True", "adafactor has no fused", "adamw, sgd read it"]),
+        (["optimizer.rank=4"], ["optimizer.rank=4", "adamw has no rank", "only galore"]),
+        (["optimizer=galore", "optimizer.rank=0"], ["optimizer.rank=0", "1 or more"]),
+        (["optimizer=sgd", "optimizer.state_format=bf16"], ["state_format='bf16'", "sgd keeps its state in float32"]),
+        (["optimizer=adamw_8bit", "optimizer.fused=true"], ["optimizer.fused=True", "state_format=int8"]),
+        (["policy.rewarmup_steps=5"], ["policy.rewarmup_steps=5", "keep keeps the moments", "recreate_rewarm"]),
+        (["gradients=in_backward"], ["gradients.release='in_backward'", "gradient_clip_norm=1.0", "gradient_clip_norm=null"]),
+        (["gradients=in_backward", *NO_CLIP, "batch.accumulate=2"], ["in_backward", "batch.accumulate=2"]),
+        (["gradients=in_backward", *NO_CLIP, "trainer.precision=fp16"], ["in_backward", "precision=fp16"]),
+        (["gradients=in_backward", *NO_CLIP, "optimizer=galore"], ["in_backward", "GaLore"]),
+        (["policy=offload_always", "trainer.precision=fp16"], ["offload_always", "precision=fp16"]),
+        (["policy=offload_always", "optimizer=galore"], ["offload_always", "GaLore"]),
+        (["audit=loose"], ["audit", "'loose'", "warn, strict"]),
         (["device=cpu", "device.capacity_mib=4096"], ["device.capacity_mib=4096", "device.kind=cpu cannot be capped", "cuda_4gb"]),
         (["device=cuda_4gb", "device.capacity_mib=100"], ["device.capacity_mib=100", "device.context_mib=450"]),
         (["data.validation_fraction=0"], ["data.validation_fraction=0.0", "more than 0"]),

@@ -47,6 +47,25 @@ class OptimizerKind(Enum):
     adamw = "adamw"
     sgd = "sgd"
     adafactor = "adafactor"
+    galore = "galore"
+    muon = "muon"
+
+
+class StateFormat(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
+
+
+class Gradients(Enum):
+    after_step = "after_step"
+    in_backward = "in_backward"
+
+
+class AuditMode(Enum):
+    warn = "warn"
+    strict = "strict"
 
 
 class Schedule(Enum):
@@ -64,8 +83,10 @@ class Precision(Enum):
 class Residency(Enum):
     keep = "keep"
     clear_cache = "clear_cache"
+    clear_cache_every_batch = "clear_cache_every_batch"
     recreate = "recreate"
     offload = "offload"
+    offload_always = "offload_always"
     cpu_validation = "cpu_validation"
     stash = "stash"
 
@@ -259,11 +280,23 @@ class DeviceConfig:
             )
 
 
+# The constants of each optimizer beside learning rate and weight decay; of others they must stay null.
+CONSTANTS = {
+    OptimizerKind.adamw: ("beta1", "beta2", "eps", "fused"),
+    OptimizerKind.sgd: ("momentum", "fused"),
+    OptimizerKind.adafactor: (),
+    OptimizerKind.galore: ("beta1", "beta2", "eps", "rank", "update_gap"),
+    OptimizerKind.muon: ("momentum", "beta1", "beta2", "eps"),
+}
+
+
 @dataclass
 class OptimizerConfig:
-    """The optimizer and its constants. A constant that the chosen optimizer does not have must stay null."""
+    """The optimizer, the format of its state, and its constants. A constant that the chosen optimizer does not have must
+    stay null; where it has one that is null, it is the optimizer's own default."""
 
     kind: OptimizerKind = OptimizerKind.adamw
+    state_format: StateFormat = StateFormat.fp32
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     beta1: float | None = None
@@ -271,39 +304,70 @@ class OptimizerConfig:
     eps: float | None = None
     momentum: float | None = None
     fused: bool | None = None
+    rank: int | None = None
+    update_gap: int | None = None
 
     def __post_init__(self) -> None:
         _require(
             math.isfinite(self.learning_rate) and self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "a positive number"
         )
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "0 or more")
-        owners = {"beta1": OptimizerKind.adamw, "beta2": OptimizerKind.adamw, "eps": OptimizerKind.adamw, "momentum": OptimizerKind.sgd}
-        for key, owner in owners.items():
+        for key in sorted({key for keys in CONSTANTS.values() for key in keys}):
             value = getattr(self, key)
             if value is None:
                 continue
+            readers = [kind.value for kind, keys in CONSTANTS.items() if key in keys]
             _require(
-                self.kind is owner,
+                self.kind.value in readers,
                 f"optimizer.{key}",
                 value,
                 f"optimizer.kind={self.kind.value} has no {key}",
-                f"only {owner.value} reads it",
+                f"only {', '.join(readers)} read it; set it to null",
             )
-            _require(0.0 <= value < 1.0, f"optimizer.{key}", value, "from 0 to less than 1")
-        _require(
-            self.fused is None or self.kind is not OptimizerKind.adafactor,
-            "optimizer.fused",
-            self.fused,
-            "torch's Adafactor has no fused form",
-            "set it to null",
-        )
+            if key in ("beta1", "beta2", "eps", "momentum"):
+                _require(0.0 <= value < 1.0, f"optimizer.{key}", value, "from 0 to less than 1")
+            elif key != "fused":
+                _require(value >= 1, f"optimizer.{key}", value, "1 or more")
+        if self.state_format is not StateFormat.fp32:
+            _require(
+                self.kind is OptimizerKind.adamw,
+                "optimizer.state_format",
+                self.state_format,
+                f"optimizer.kind={self.kind.value} keeps its state in float32",
+                "only adamw has other formats",
+            )
+            _require(
+                not self.fused,
+                "optimizer.fused",
+                self.fused,
+                f"AdamW with state_format={self.state_format.value} has no fused form",
+                "set it to null",
+            )
 
 
 @dataclass
 class PolicyConfig:
-    """What becomes of the optimizer's state while validation runs."""
+    """Where the optimizer's state lies around validation and around a step."""
 
     residency: Residency = Residency.keep
+    rewarmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.rewarmup_steps >= 0, "policy.rewarmup_steps", self.rewarmup_steps, "0 or more")
+        _require(
+            self.rewarmup_steps == 0 or self.residency is Residency.recreate,
+            "policy.rewarmup_steps",
+            self.rewarmup_steps,
+            f"policy.residency={self.residency.value} keeps the moments, so there is nothing to warm up again",
+            "set policy=recreate_rewarm, or policy.rewarmup_steps=0",
+        )
+
+
+@dataclass
+class GradientsConfig:
+    """When a gradient is used and let go: after the whole backward pass, or as soon as it is there."""
+
+    release: Gradients = Gradients.after_step
 
 
 @dataclass
@@ -356,12 +420,57 @@ class Config:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     seed: int = 0
+    audit: AuditMode = AuditMode.warn
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", self.seed, "from 0 to 4294967295")
+        self._check_combinations()
+        self._check_data()
+
+    def _check_combinations(self) -> None:
+        """What cannot be done together, however it is built."""
+        if self.gradients.release is Gradients.in_backward:
+            where, value = "gradients.release", Gradients.in_backward.value
+            clip = self.trainer.gradient_clip_norm
+            _require(
+                clip is None,
+                where,
+                value,
+                f"trainer.gradient_clip_norm={clip} needs all gradients at once, and in_backward lets each go as it comes",
+                "set trainer.gradient_clip_norm=null, or gradients=after_step",
+            )
+            _require(
+                self.batch.accumulate == 1,
+                where,
+                value,
+                f"batch.accumulate={self.batch.accumulate} adds gradients up over batches, and in_backward keeps none",
+                "set batch.accumulate=1, or gradients=after_step",
+            )
+        parts: list[tuple[bool, str, Enum]] = [
+            (self.gradients.release is Gradients.in_backward, "gradients.release", self.gradients.release),
+            (self.policy.residency is Residency.offload_always, "policy.residency", self.policy.residency),
+        ]
+        for chosen, key, choice in parts:
+            _require(
+                not (chosen and self.trainer.precision is Precision.fp16),
+                key,
+                choice,
+                "trainer.precision=fp16 scales the loss and must see all gradients before any step",
+                "set trainer.precision=bf16 or fp32",
+            )
+            _require(
+                not (chosen and self.optimizer.kind is OptimizerKind.galore),
+                key,
+                choice,
+                "GaLore counts its steps for all parameters at once, and here they step one after another",
+                "choose another optimizer",
+            )
+
+    def _check_data(self) -> None:
         season = self.data.season_length
         _require(
             season is None or season <= self.model.lookback,

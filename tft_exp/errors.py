@@ -42,6 +42,10 @@ class TrainingError(UserError):
     """Training cannot go on: a loss that is no number, or no step that could be taken."""
 
 
+class AuditError(UserError):
+    """A policy did not free what it claimed to free, and `audit=strict` does not let that pass."""
+
+
 class TrackingError(UserError):
     """The MLflow store cannot be opened or holds nothing that matches."""
 

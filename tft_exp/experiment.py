@@ -12,9 +12,10 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from tft_exp.config import Config, DeviceConfig, DeviceKind
+from tft_exp.config import AuditMode, Config, DeviceConfig, DeviceKind
 from tft_exp.data.dataset import Dataset, load_dataset
-from tft_exp.errors import ConfigError
+from tft_exp.errors import AuditError, ConfigError
+from tft_exp.memory.audit import Finding
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory, open_memory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
 from tft_exp.memory.timeline import Timeline
@@ -25,10 +26,10 @@ from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
-from tft_exp.training.metrics import epoch_metrics, quality_metrics, run_summary
+from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary
 from tft_exp.training.naive import naive_qualities
-from tft_exp.training.optimizers import build_optimizer
-from tft_exp.training.trainer import EpochResult, Quality, Trainer, spread_over
+from tft_exp.training.optimizers import build_optimizer, require_installed
+from tft_exp.training.trainer import EpochResult, Quality, StateAudit, Trainer, spread_over
 
 log = logging.getLogger("tft_exp")
 
@@ -58,10 +59,11 @@ class Outcome:
 
 def run(config: Config, job: Job) -> Outcome:
     """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
+    require_installed(config.optimizer)
     device = resolve_device(config.device)
     memory = _open_memory(config.device, device)
     dataset = _load(config)
-    reason = None if config.device.kind is DeviceKind.virtual else idle_on(config.policy.residency.value, device)
+    reason = idle_on(config.policy.residency.value, memory)
     if reason is not None:
         log.warning("note: %s", reason)
     code_tags, diff = code_state()
@@ -187,9 +189,22 @@ class Progressed:
     naive: Quality | None = None
     results: list[EpochResult] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
+    finding: Finding | None = None  # the worst of all epochs
 
-    def state(self, after_training_mib: float, in_validation_mib: float) -> None:
-        self.extra |= {"optimizer_state_mib": after_training_mib, "state_in_validation_mib": in_validation_mib}
+    def audited(self, audit: StateAudit, config: Config) -> None:
+        """Remember an audit; a claim that does not stand is said once, or ends the run."""
+        self.extra |= audit_metrics(audit)
+        finding, worst = audit.finding, self.finding
+        if worst is None or (worst.verdict.stands and not finding.verdict.stands):
+            self.finding = finding
+            if not finding.verdict.stands:
+                log.warning("audit of policy=%s: %s", config.policy.residency.value, finding)
+        if not finding.verdict.stands and config.audit is AuditMode.strict:
+            raise AuditError(
+                f"policy={config.policy.residency.value} does not do what it claims: {finding}",
+                where="policy",
+                mend="choose another policy, or let it pass with audit=warn",
+            )
 
 
 def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Outcome:
@@ -207,11 +222,17 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        phase = timeline.interrupted.phase if timeline.interrupted else "between phases" if timeline.records else "naive forecasts"
+        ended = timeline.interrupted
+        phase = ended.phase if ended else "between phases" if timeline.records else "naive forecasts"
         recorder.tag({"error": str(error)})
+        if ended is not None and ended.peak.makeup:
+            recorder.tag({"peak_makeup": ended.peak.makeup_text})
+            log.info("%s: at the peak of %s: %s", recorder.name, ended.phase, ended.peak.makeup_text)
     finally:
         gc.unfreeze()
         write_timeline(timeline.records, memory, recorder.folder, recorder.name)
+        if progressed.finding is not None:
+            recorder.tag({"audit": progressed.finding.verdict.value, "audit_finding": str(progressed.finding)})
     if phase is not None:
         # The exception held the frames that held the model; out here it is gone, and with it what they held.
         memory.settle()
@@ -246,8 +267,9 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
         placed = dataset.moved(memory.put)
         validation = memory.put(_validation_windows(config, dataset))
         model = build_model(config, dataset)._apply(memory.put)  # type: ignore[no-untyped-call]
+        memory.observe(model)
         quantiles = memory.put(torch.tensor(config.model.quantiles))
-        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters()))
+        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model))
     trainer = Trainer(
         model=model,
         quantiles=quantiles,
@@ -258,14 +280,17 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
         batch=config.batch,
         optimizer=config.optimizer,
         seed=config.seed,
+        gradients=config.gradients.release,
+        rewarmup_steps=config.policy.rewarmup_steps,
     )
     train = placed.windows["train"]
-    progressed.extra["parameters"] = float(sum(parameter.numel() for parameter in model.parameters()))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    progressed.extra["parameters"] = float(parameters)
     log.info(
         "%s on %s: %s parameters, %s training and %s validation windows",
         recorder.name,
         device_name(device, config.device),
-        f"{progressed.extra['parameters']:,.0f}",
+        f"{parameters:,}",
         f"{len(train):,}",
         f"{len(validation):,}",
     )
@@ -273,7 +298,7 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
     batches = {"train": trainer.batches(len(train))[0], "validation": -(-len(validation) // config.batch.validation)}
     with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
         trainer.on_batch = progress.advance
-        trainer.on_state = progressed.state
+        trainer.on_audit = lambda audit: progressed.audited(audit, config)
         for result in trainer.epochs(placed.gather, train, validation):
             progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)

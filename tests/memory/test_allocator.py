@@ -79,8 +79,8 @@ def test_fragmentation_can_refuse_what_would_fit() -> None:
     allocator.release(pinned[3])
     with pytest.raises(OutOfCapacity) as caught:
         allocator.allocate(30 * MIB)
-    assert caught.value.reserved - caught.value.allocated == 36 * MIB
-    assert caught.value.largest_free == 18 * MIB
+    assert caught.value.shortage.reserved - caught.value.shortage.allocated == 36 * MIB
+    assert caught.value.shortage.largest_free == 18 * MIB
     expandable = CachingAllocator(40 * MIB, expandable=True)
     again = [expandable.allocate(size * MIB) for size in (2, 18, 2, 18)]
     expandable.release(again[1])

@@ -20,6 +20,7 @@ def block(mib: int = BLOCK_MIB, device: str = "cpu") -> torch.Tensor:
 
 def test_process_memory_sees_a_block_come_and_go() -> None:
     memory = ProcessMemory()
+    memory.settle()
     before = memory.now().allocated_mib
     held = block()
     assert memory.now().allocated_mib - before == pytest.approx(BLOCK_MIB, abs=8)

@@ -1,123 +1,115 @@
-"""What each policy does to the optimizer's state, seen on the storages themselves."""
+"""What each policy does to training: where the state lies, and that its bits come back."""
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tft_exp.memory.devices import ProcessMemory
-from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
-
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]),
-]
-
-
-class Stepped:
-    """A model with an optimizer that has taken one step, so that it has a state."""
-
-    def __init__(self, device: str) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Linear(256, 256).to(device)
-        self.owner = OptimizerOwner(lambda: torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True))
-        self.step()
-
-    def step(self) -> None:
-        self.model(torch.ones(4, 256, device=next(self.model.parameters()).device)).sum().backward()
-        self.owner.current.step()
-        self.owner.current.zero_grad()
-
-    def state(self) -> Iterator[Tensor]:
-        for state in self.owner.current.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def witnesses(stepped: Stepped) -> list[weakref.ref[Tensor]]:
-    return [weakref.ref(tensor) for tensor in stepped.state()]
-
-
-def alive(references: list[weakref.ref[Tensor]]) -> int:
-    gc.collect()
-    return sum(reference() is not None for reference in references)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["recreate"])
-def test_freeing_policies_let_every_state_tensor_of_the_device_go(name: str, device: str) -> None:
-    stepped = Stepped(device)
-    references = witnesses(stepped)
-    memory = memory_of(stepped)
-    with POLICIES[name](stepped.owner, stepped.model, memory):
-        assert alive(references) == 0
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["keep", "clear_cache", "cpu_validation", "stash"])
-def test_other_policies_free_no_state(name: str, device: str) -> None:
-    stepped = Stepped(device)
-    references = witnesses(stepped)
-    with POLICIES[name](stepped.owner, stepped.model, memory_of(stepped)):
-        assert alive(references) == len(references)
-
-
-def memory_of(stepped: Stepped):  # type: ignore[no-untyped-def]
-    from tft_exp.memory.devices import open_memory
-
-    return open_memory(next(stepped.model.parameters()).device)
+from tests.memory.stepped import Stepped
+from tft_exp.memory.devices import ProcessMemory, open_memory
+from tft_exp.memory.policies import POLICIES, buckets, idle_on, step_in_backward, step_of
+from tft_exp.memory.tensors import state_tensors
+from tft_exp.memory.virtual import VirtualMemory
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_training_goes_on_after_every_policy(name: str) -> None:
-    stepped = Stepped("cpu")
-    with POLICIES[name](stepped.owner, stepped.model, ProcessMemory()) as move:
-        batch = torch.ones(2)
-        assert torch.equal(move(batch), batch)
+    memory = ProcessMemory()
+    stepped = Stepped(memory, policy=POLICIES[name])
+    with POLICIES[name].around_validation(stepped.owner, stepped.model, memory) as move:
+        assert torch.isfinite(stepped.validate(move)).all()
     before = stepped.model.weight.detach().clone()
     stepped.step()
     assert not torch.equal(before, stepped.model.weight)
 
 
-@pytest.mark.parametrize("name", ["keep", "clear_cache", "offload", "cpu_validation", "stash"])
-def test_policies_that_keep_the_state_bring_the_same_bits_back(name: str) -> None:
-    stepped = Stepped("cpu")
-    before = [tensor.clone() for tensor in stepped.state()]
-    with POLICIES[name](stepped.owner, stepped.model, ProcessMemory()):
-        pass
-    after = list(stepped.state())
-    assert len(before) == len(after) == 6
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
 def test_recreate_begins_without_state() -> None:
-    stepped = Stepped("cpu")
-    with POLICIES["recreate"](stepped.owner, stepped.model, ProcessMemory()), pytest.raises(RuntimeError, match="dropped"):
+    memory = ProcessMemory()
+    stepped = Stepped(memory)
+    with POLICIES["recreate"].around_validation(stepped.owner, stepped.model, memory), pytest.raises(RuntimeError, match="dropped"):
         _ = stepped.owner.current
-    assert list(stepped.state()) == []
+    assert list(state_tensors(stepped.owner.current)) == []
+    assert stepped.owner.builds == 2
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 def test_offload_pins_the_host_copy_and_frees_the_card() -> None:
-    stepped = Stepped("cuda")
+    memory = open_memory(torch.device("cuda", 0))
+    stepped = Stepped(memory)
     before = torch.cuda.memory_allocated()
-    bits = [tensor.clone().cpu() for tensor in stepped.state()]
-    state_bytes = sum(tensor.nbytes for tensor in stepped.state())
-    with POLICIES["offload"](stepped.owner, stepped.model, memory_of(stepped)):
-        assert all(tensor.is_pinned() for tensor in stepped.state())
+    bits = stepped.bits()
+    state_bytes = sum(tensor.nbytes for tensor in state_tensors(stepped.owner.current))
+    with POLICIES["offload"].around_validation(stepped.owner, stepped.model, memory):
+        assert all(tensor.is_pinned() for tensor in state_tensors(stepped.owner.current))
         assert before - torch.cuda.memory_allocated() >= state_bytes
-    assert all(torch.equal(one, other.cpu()) for one, other in zip(bits, stepped.state(), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(bits, stepped.bits(), strict=True))
+
+
+def test_offload_always_holds_a_bucket_of_state_on_the_card_and_no_more() -> None:
+    memory = VirtualMemory(4096, 450)
+    with memory.attach():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))._apply(memory.put)
+        memory.observe(model)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        steps = 0
+        for _ in range(2):
+            model(memory.put(torch.ones(2, 1024))).sum().backward()
+            memory.reset_peak()
+            # 4 MiB a matrix: a bucket of 8 MiB holds two of the four.
+            for bucket in buckets(list(model.parameters()), 8 * 2**20):
+                POLICIES["offload_always"].step(optimizer, memory, bucket)
+                steps += 1
+            peak, now = memory.peak(), memory.now()
+            optimizer.zero_grad()
+            assert (now.makeup or {})["optimizer state"] == pytest.approx(0.0, abs=0.01)
+            assert now.host_mib == pytest.approx(32.0, abs=0.01)
+            assert (peak.makeup or {})["optimizer state"] == pytest.approx(16.0, abs=0.01)
+        assert steps == 4
+
+
+def test_buckets_hold_every_parameter_once_in_order() -> None:
+    parameters = [torch.ones(size) for size in (10, 10, 100, 5, 5)]
+    found = [[len(parameter) for parameter in bucket] for bucket in buckets(parameters, 20 * 4)]
+    assert found == [[10, 10], [100], [5, 5]]
+
+
+def test_a_step_of_some_parameters_leaves_the_others() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.1}])
+    model(torch.ones(1, 3)).sum().backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step_of(optimizer, [model[1].weight])
+    moved = [not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, False]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+
+
+def test_stepping_in_backward_is_bit_for_bit_stepping_after_it_and_keeps_no_gradient() -> None:
+    trained = []
+    for in_backward in (False, True):
+        torch.manual_seed(0)
+        shared = nn.Linear(8, 8)
+        model = nn.Sequential(shared, nn.GELU(), shared, nn.Linear(8, 1))  # one layer used twice: its gradient is one sum
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if in_backward:
+            step_in_backward(model, lambda parameters, optimizer=optimizer: step_of(optimizer, parameters))
+        for _ in range(3):
+            model(torch.ones(2, 8)).square().sum().backward()
+            if in_backward:
+                assert all(parameter.grad is None for parameter in model.parameters())
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
+        trained.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*trained, strict=True))
 
 
 def test_a_policy_that_cannot_free_anything_is_said_to_be_idle() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert "offload" in (idle_on("offload", cpu) or "")
-    assert "cpu_validation" in (idle_on("cpu_validation", cpu) or "")
-    assert idle_on("offload", cuda) is None
-    assert idle_on("clear_cache", cpu) is not None
-    assert idle_on("recreate", cpu) is None
+    process, card = ProcessMemory(), VirtualMemory(1024, 400)
+    for name in ("offload", "offload_always", "cpu_validation", "clear_cache", "clear_cache_every_batch"):
+        assert name in (idle_on(name, process) or "")
+        assert idle_on(name, card) is None
+    assert idle_on("recreate", process) is None

@@ -6,14 +6,12 @@ import gc
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tft_exp.memory.audit import StateWitness
+from tests.memory.stepped import MIB, PARAMETERS_MIB, SIZE, STATE_MIB, Stepped
 from tft_exp.memory.devices import is_out_of_memory
-from tft_exp.memory.policies import POLICIES, OptimizerOwner
+from tft_exp.memory.policies import POLICIES
 from tft_exp.memory.virtual import VirtualMemory
-
-MIB = 2**20
 
 
 def test_figures_of_a_card() -> None:
@@ -63,54 +61,68 @@ def test_an_out_of_memory_within_the_backward_pass() -> None:
             (weight * 2).sum().backward()
 
 
-class Stepped:
-    def __init__(self, memory: VirtualMemory) -> None:
-        torch.manual_seed(0)
-        self.memory = memory
-        self.model = nn.Linear(512, 512)
-        self.owner = OptimizerOwner(lambda: torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True))
-        self.step()
-
-    def step(self) -> None:
-        self.model(torch.ones(4, 512)).sum().backward()
-        self.owner.current.step()
-        self.owner.current.zero_grad()
-
-    def bits(self) -> list[Tensor]:
-        state = self.owner.current.state.values()
-        return [value.clone() for entry in state for value in entry.values()] + [p.detach().clone() for p in self.model.parameters()]
-
-
-PARAMETERS = (512 * 512 + 512) * 4 / MIB
-STATE = 2 * PARAMETERS
 # What each policy takes off the card during validation, MiB; the blocks' rounding adds less than 0.01.
-FREED = {"keep": 0.0, "clear_cache": 0.0, "stash": 0.0, "recreate": STATE, "offload": STATE, "cpu_validation": PARAMETERS}
-HOST = {"offload": STATE, "cpu_validation": PARAMETERS}
+FREED = {"recreate": STATE_MIB, "offload": STATE_MIB, "cpu_validation": PARAMETERS_MIB}
+HOST = {"offload": STATE_MIB, "cpu_validation": PARAMETERS_MIB, "offload_always": STATE_MIB}
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_what_each_policy_frees_and_what_it_costs_the_host(name: str) -> None:
-    memory = VirtualMemory(4096, 450)
+    memory, policy = VirtualMemory(4096, 450), POLICIES[name]
     with memory.attach():
-        stepped = Stepped(memory)
+        stepped = Stepped(memory, policy=policy)
         bits = stepped.bits()
         gc.collect()
         before = memory.now()
-        witness = StateWitness(stepped.owner.current, memory)
-        with POLICIES[name](stepped.owner, stepped.model, memory) as move:
+        with policy.around_validation(stepped.owner, stepped.model, memory) as move:
             gc.collect()
             inside = memory.now()
-            assert before.allocated_mib - inside.allocated_mib == pytest.approx(FREED[name], abs=0.01)
+            assert before.allocated_mib - inside.allocated_mib == pytest.approx(FREED.get(name, 0.0), abs=0.01)
             assert inside.host_mib == pytest.approx(HOST.get(name, 0.0), abs=0.01)
-            assert (witness.alive_mib() == 0) == (name in ("recreate", "offload"))
-            batch = torch.ones(4, 512)
-            with torch.no_grad():
-                result = stepped.model(move(batch))
-            assert memory.holds(result) == (name != "cpu_validation")
+            state_mib = 0.0 if name in ("recreate", "offload", "offload_always") else STATE_MIB
+            assert (inside.makeup or {})["optimizer state"] == pytest.approx(state_mib, abs=0.01)
+            assert memory.holds(stepped.validate(move)) == (name != "cpu_validation")
         gc.collect()
         if name != "recreate":
             assert all(torch.equal(one, other) for one, other in zip(bits, stepped.bits(), strict=True))
-            assert all(memory.holds(value) for entry in stepped.owner.current.state.values() for value in entry.values())
-            assert memory.now().host_mib == pytest.approx(0.0, abs=0.01)
+            assert memory.now().host_mib == pytest.approx(HOST[name] if name == "offload_always" else 0.0, abs=0.01)
         stepped.step()
         assert all(memory.holds(parameter) for parameter in stepped.model.parameters())
+
+
+def test_a_peak_is_made_up_of_what_was_there_at_that_moment() -> None:
+    """Kinds become known only after the peak: a gradient when the step takes it, the state when the step has made it."""
+    memory = VirtualMemory(4096, 450)
+    with memory.attach():
+        model = nn.Linear(SIZE, SIZE)
+        memory.observe(model)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        memory.reset_peak()
+        model(torch.ones(4, SIZE)).sum().backward()
+        optimizer.step()
+        # Fused AdamW's peak is at its end: parameters, gradients and the whole new state, and the step's own counts.
+        made = memory.peak().makeup or {}
+        expected = {"parameters": PARAMETERS_MIB, "gradients": PARAMETERS_MIB, "optimizer state": STATE_MIB, "other": 0.0}
+        assert made == pytest.approx(expected, abs=0.02)
+        assert sum(made.values()) == pytest.approx(memory.peak().allocated_mib, abs=0.02)
+        optimizer.zero_grad()
+        memory.reset_peak()
+        extra = torch.ones(MIB)
+        made = memory.peak().makeup or {}
+        assert made == pytest.approx({**expected, "gradients": 0.0, "other": 4.0}, abs=0.02)
+        assert memory.peak().makeup_text == "other 4 MiB, optimizer state 2 MiB, parameters 1 MiB"
+        del extra
+        assert (memory.peak().makeup or {})["other"] == pytest.approx(4.0, abs=0.02), "a peak stays when its tensors go"
+
+
+def test_out_of_memory_leaves_the_figures_of_its_moment() -> None:
+    memory = VirtualMemory(500, 400)
+    with memory.attach():
+        held = torch.ones(60 * MIB // 4)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.ones(50 * MIB // 4)
+        full = memory.shortage
+        assert full is not None
+        assert (full.requested, full.allocated, full.reserved) == (50 * MIB, 60 * MIB, 60 * MIB)
+        assert memory.now().makeup == pytest.approx({"parameters": 0, "gradients": 0, "optimizer state": 0, "other": 60})
+        del held

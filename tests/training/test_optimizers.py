@@ -49,7 +49,7 @@ def test_cosine_is_torchs_own(warmup: int) -> None:
     ],
 )
 def test_constants_reach_the_optimizer(config: OptimizerConfig, kind: type, expected: dict[str, object]) -> None:
-    optimizer = build_optimizer(config, [nn.Parameter(torch.zeros(3))])
+    optimizer = build_optimizer(config, nn.Linear(3, 1))
     assert type(optimizer) is kind
     assert {key: optimizer.param_groups[0][key] for key in expected} == expected
     assert len(optimizer.state) == 0

@@ -50,7 +50,7 @@ def trainer_for(
     return Trainer(
         model=model,
         quantiles=torch.tensor(config.model.quantiles),
-        owner=OptimizerOwner(lambda: build_optimizer(chosen, model.parameters())),
+        owner=OptimizerOwner(lambda: build_optimizer(chosen, model)),
         policy=POLICIES[policy],
         timeline=Timeline(ProcessMemory()),
         config=trainer,
@@ -124,8 +124,9 @@ def test_state_is_measured_where_it_is(policy: str, held: bool, config: Config, 
     trainer = trainer_for(config, dataset, policy)
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     for result in fit(trainer, dataset):
-        assert result.optimizer_state_mib * 2**20 == pytest.approx(8 * parameters, rel=0.01)
-        assert result.state_in_validation_mib == (result.optimizer_state_mib if held else 0)
+        assert result.audit.state_mib * 2**20 == pytest.approx(8 * parameters, rel=0.01)
+        assert result.audit.in_validation_mib == (result.audit.state_mib if held else 0)
+        assert result.audit.finding.verdict.stands == (policy != "stash")
 
 
 def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -> None:

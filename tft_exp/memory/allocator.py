@@ -18,12 +18,22 @@ LARGE_REQUEST = 10 << 20  # kMinLargeAlloc
 ROUND_LARGE = 2 << 20  # kRoundLarge: segments of larger requests are multiples of it
 
 
-class OutOfCapacity(Exception):
-    """No segment can be had for a request, not even after flushing the cache. Figures are those of that moment."""
+@dataclass(frozen=True)
+class Shortage:
+    """The figures of the moment in which a request could not be served, bytes."""
 
-    def __init__(self, requested: int, allocated: int, reserved: int, largest_free: int) -> None:
-        super().__init__(f"{requested} bytes requested, {allocated} allocated, {reserved} reserved")
-        self.requested, self.allocated, self.reserved, self.largest_free = requested, allocated, reserved, largest_free
+    requested: int
+    allocated: int
+    reserved: int
+    largest_free: int
+
+
+class OutOfCapacity(Exception):
+    """No segment can be had for a request, not even after flushing the cache."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(str(shortage))
+        self.shortage = shortage
 
 
 @dataclass(eq=False)
@@ -84,7 +94,7 @@ class CachingAllocator:
             self.flushes += 1
             block = self._new_segment(rounded, small)
         if block is None:
-            raise OutOfCapacity(size, self.allocated, self.reserved, self.largest_free)
+            raise OutOfCapacity(Shortage(size, self.allocated, self.reserved, self.largest_free))
         self._split(block, rounded)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)

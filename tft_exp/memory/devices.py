@@ -11,6 +11,7 @@ import ctypes
 import gc
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any, Protocol
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tft_exp.memory.tensors import within
 
 MIB = 1024 * 1024
 
@@ -30,23 +33,34 @@ class Reading:
 
     `allocated_mib` is what `DeviceMemory.quantity` names; `reserved_mib` the caching allocator's segments;
     `driver_mib` all that the driver has given out on that card, contexts and other processes included; `host_mib` the
-    tensors in host memory, where they are followed.
+    tensors in host memory, where they are followed; `makeup` what the device's tensors are for, by kind, where it is known.
     """
 
     allocated_mib: float
     reserved_mib: float | None = None
     driver_mib: float | None = None
     host_mib: float | None = None
+    makeup: Mapping[str, float] | None = None
+
+    @property
+    def makeup_text(self) -> str:
+        """Such as `parameters 361 MiB, optimizer state 722 MiB`, largest first; what is nothing is left out."""
+        parts = sorted((self.makeup or {}).items(), key=lambda part: -part[1])
+        return ", ".join(f"{kind} {mib:,.0f} MiB" for kind, mib in parts if mib >= 0.5)
 
 
 class DeviceMemory(Protocol):
     """Reads one device's memory. `quantity` is the word that stands in metric names: allocated, or rss. `capacity_mib` is
-    what tensors may take of it at most: of a capped or virtual card without the context."""
+    what tensors may take of it at most: of a capped or virtual card without the context. `has_host` says whether host
+    memory is another memory, to which something could be moved."""
 
     device: torch.device
     quantity: str
     source: str
     capacity_mib: float | None
+
+    @property
+    def has_host(self) -> bool: ...
 
     def now(self) -> Reading: ...
 
@@ -63,7 +77,10 @@ class DeviceMemory(Protocol):
         """Give memory that holds no tensor back to the driver or the system."""
 
     def synchronize(self) -> None:
-        """Wait until all work given to the device is done."""
+        """Wait until all computation given to the device is done; copies to the host may still be under way."""
+
+    def finish_copies(self) -> None:
+        """Wait until what was fetched has come."""
 
     def attach(self) -> AbstractContextManager[object]:
         """Within it the figures are true, and work runs as on the device."""
@@ -75,14 +92,20 @@ class DeviceMemory(Protocol):
         """The tensor on the device; itself where it is there."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """The tensor in host memory; itself where it is there. A copy of a CUDA tensor is pinned and may still be under
-        way until `synchronize`."""
+        """The tensor in host memory; itself where it is there. Its values may be read after `finish_copies`."""
+
+    def observe(self, model: nn.Module) -> None:
+        """Told of the model, so that `makeup` can tell its parameters and gradients from the rest."""
 
 
 class RealDevice:
     """What is alike for all devices that torch itself knows."""
 
     device: torch.device
+
+    @property
+    def has_host(self) -> bool:
+        return self.device.type != "cpu"
 
     def attach(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -91,14 +114,16 @@ class RealDevice:
         return tensor.device == self.device
 
     def put(self, tensor: Tensor) -> Tensor:
-        # From pinned memory the copy runs beside the host; the allocator reuses a block only behind what still reads it.
-        return tensor.to(self.device, non_blocking=self.device.type == "cuda" and tensor.is_pinned())
+        return tensor.to(self.device)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cuda":
-            return tensor.cpu()
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
+        return tensor.cpu()
+
+    def finish_copies(self) -> None:
+        return None
+
+    def observe(self, model: nn.Module) -> None:
+        return None
 
 
 class AcceleratorMemory(RealDevice):
@@ -110,6 +135,7 @@ class AcceleratorMemory(RealDevice):
         self.device = device
         self._api: ModuleType = getattr(torch, device.type)
         self._api.init()
+        self._copies = self._api.Stream(device)
         total_mib = self._api.mem_get_info(device)[1] / MIB
         self.capacity_mib: float | None = total_mib
         self.source = f"torch caching allocator ({device.type})"
@@ -143,7 +169,30 @@ class AcceleratorMemory(RealDevice):
         self._api.empty_cache()
 
     def synchronize(self) -> None:
-        self._api.synchronize(self.device)
+        self._api.current_stream(self.device).synchronize()
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        return within(tensor, self._fetch) if self.holds(tensor) else tensor
+
+    def _fetch(self, tensor: Tensor) -> Tensor:
+        # On a stream of its own, so that validation's first batches are computed while the state still leaves. The
+        # allocator waits for the copy before it gives the block to anybody else, and before it calls memory full.
+        host = torch.empty_like(tensor, device="cpu", pin_memory=self.device.type == "cuda")
+        self._copies.wait_stream(self._api.current_stream(self.device))
+        with self._api.stream(self._copies):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._copies)
+        return host
+
+    def put(self, tensor: Tensor) -> Tensor:
+        if self.holds(tensor):
+            return tensor
+        # Pinned memory is copied without the host waiting; what is still on its way out must have come first.
+        self._api.current_stream(self.device).wait_stream(self._copies)
+        return within(tensor, lambda plain: plain.to(self.device, non_blocking=True))
+
+    def finish_copies(self) -> None:
+        self._copies.synchronize()
 
 
 class Sampler:

@@ -1,21 +1,23 @@
 """Live bytes of tensors, storage by storage: every operation's new storages are counted until nobody holds them.
 
 A storage counts once, however many tensors look at it. Each lies in one of two places, the card or its host, though
-all of them are CPU memory: an operation's results lie where its inputs lie, and only `put` and `fetch` carry tensors
-across, as a copy between devices would. Bytes inside a kernel that come and go without a tensor are not seen.
+all of them are CPU memory: an operation's results lie where its inputs lie, and only `copied` carries tensors across, as
+a copy between devices would. Bytes inside a kernel that come and go without a tensor are not seen.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tft_exp.memory.tensors import storages, tensors_in, within
 
 
 class Place(Enum):
@@ -23,13 +25,56 @@ class Place(Enum):
     host = "host"
 
 
+class Kind(Enum):
+    """What a storage is for. `other` is what nobody claimed: activations, data, an operation's own work space."""
+
+    parameter = "parameters"
+    gradient = "gradients"
+    state = "optimizer state"
+    other = "other"
+
+
+Makeup = dict[Kind, int]  # bytes by kind
+
+
 @dataclass
 class Entry:
-    """One live storage. `handle` is what `on_allocate` returned for it."""
+    """One live storage. `handle` is what `on_allocate` returned for it; `born` its number in the order of allocations."""
 
     place: Place
     nbytes: int
     handle: Any
+    born: int
+    kind: Kind = Kind.other
+
+
+class Account:
+    """Live bytes in one place by kind, and their make-up at the moment of their peak."""
+
+    def __init__(self) -> None:
+        self.live: Makeup = dict.fromkeys(Kind, 0)
+        self.total = 0
+        self.reset_peak(0)
+
+    def reset_peak(self, moment: int) -> None:
+        self.peak_total, self.at_peak, self.peak_moment = self.total, dict(self.live), moment
+
+    def open(self, entry: Entry) -> None:
+        self.total += entry.nbytes
+        self.live[entry.kind] += entry.nbytes
+        if self.total > self.peak_total:
+            self.reset_peak(entry.born)
+
+    def close(self, entry: Entry) -> None:
+        self.total -= entry.nbytes
+        self.live[entry.kind] -= entry.nbytes
+
+    def reclassify(self, entry: Entry, kind: Kind) -> None:
+        """A live storage turns out to be of another kind; it was so at the peak too, if it was there by then."""
+        for makeup in (self.live, self.at_peak) if entry.born <= self.peak_moment else (self.live,):
+            makeup[entry.kind] -= entry.nbytes
+            makeup[kind] += entry.nbytes
+        entry.kind = kind
 
 
 class Ledger(TorchDispatchMode):
@@ -44,33 +89,57 @@ class Ledger(TorchDispatchMode):
         on_release: Callable[[Place, int, Any], None] = lambda place, nbytes, handle: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live: dict[Place, int] = {Place.card: 0, Place.host: 0}
+        self.accounts = {place: Account() for place in Place}
         self._on_allocate = on_allocate
         self._on_release = on_release
+        self._allocations = 0
         # Keyed by the storage object, which torch keeps the same for as long as the storage lives.
         self._entries: weakref.WeakKeyDictionary[torch.UntypedStorage, Entry] = weakref.WeakKeyDictionary()
+
+    def live(self, place: Place) -> int:
+        """Bytes of live storages in a place."""
+        return self.accounts[place].total
+
+    def reset_peaks(self) -> None:
+        for account in self.accounts.values():
+            account.reset_peak(self._allocations)
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Where a tensor's storage lies; None where the ledger does not follow it."""
         entry = next((self._entries.get(storage) for storage in storages(tensor)), None)
         return None if entry is None else entry.place
 
-    def adopt(self, tensor: Tensor, place: Place) -> None:
+    def adopt(self, tensor: Tensor, place: Place, kind: Kind = Kind.other) -> None:
         """Follow the storages of a tensor made elsewhere, as lying in `place`."""
         for storage in storages(tensor):
             if storage not in self._entries:
-                self._open(storage, place)
+                self._open(storage, place, kind)
+
+    def classify(self, tensors: Iterable[Tensor], kind: Kind) -> None:
+        """Say what tensors are for; those that are not followed are passed over."""
+        for tensor in tensors:
+            for storage in storages(tensor):
+                entry = self._entries.get(storage)
+                if entry is not None and entry.kind is not kind:
+                    self.accounts[entry.place].reclassify(entry, kind)
 
     def copied(self, tensor: Tensor, place: Place) -> Tensor:
-        """The same values in storage of its own in `place`; the tensor itself where it lies there already."""
-        if self.place_of(tensor) is place:
+        """The same values in storage of its own in `place`, of the same kind; the tensor itself where it lies there."""
+        return within(tensor, lambda plain: self._copied(plain, place))
+
+    def _copied(self, tensor: Tensor, place: Place) -> Tensor:
+        entry = self._entries.get(tensor.untyped_storage())
+        if entry is not None and entry.place is place:
             return tensor
         with torch.utils._python_dispatch._disable_current_modes():
             copy = tensor.detach().clone()
-        self.adopt(copy, place)
+        self.adopt(copy, place, Kind.other if entry is None else entry.kind)
         return copy
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # A wrapper's own operations come back here on the tensors within, its work space among them.
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         place: Place | None = None
         for tensor in tensors_in(result):
@@ -81,7 +150,7 @@ class Ledger(TorchDispatchMode):
                     self._open(storage, place)
                 elif entry.nbytes != storage.nbytes():
                     self._close(storage, entry)
-                    self._open(storage, entry.place)
+                    self._open(storage, entry.place, entry.kind)
         return result
 
     def _place_of_inputs(self, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Place:
@@ -89,39 +158,21 @@ class Ledger(TorchDispatchMode):
         found = {self.place_of(tensor) for tensor in tensors_in((*args, *(kwargs or {}).values()))}
         return Place.host if Place.host in found and Place.card not in found else Place.card
 
-    def _open(self, storage: torch.UntypedStorage, place: Place) -> None:
+    def _open(self, storage: torch.UntypedStorage, place: Place, kind: Kind = Kind.other) -> None:
         nbytes = storage.nbytes()
-        entry = Entry(place, nbytes, self._on_allocate(place, nbytes))
+        handle = self._on_allocate(place, nbytes)
+        self._allocations += 1
+        entry = Entry(place, nbytes, handle, self._allocations, kind)
         self._entries[storage] = entry
-        self.live[place] += nbytes
+        self.accounts[place].open(entry)
         finalizer = weakref.finalize(storage, self._end, entry)
         finalizer.atexit = False
 
     def _close(self, storage: torch.UntypedStorage, entry: Entry) -> None:
-        self._end(Entry(entry.place, entry.nbytes, entry.handle))
+        self._end(Entry(entry.place, entry.nbytes, entry.handle, entry.born, entry.kind))
         entry.nbytes, entry.handle = 0, None
         del self._entries[storage]
 
     def _end(self, entry: Entry) -> None:
-        self.live[entry.place] -= entry.nbytes
+        self.accounts[entry.place].close(entry)
         self._on_release(entry.place, entry.nbytes, entry.handle)
-
-
-def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """The storages behind a tensor; of the tensors within, where it is a wrapper without memory of its own."""
-    if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
-    elif tensor.layout is torch.strided:
-        yield tensor.untyped_storage()
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in an operation's arguments or results, which nest by lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))

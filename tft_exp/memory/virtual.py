@@ -7,14 +7,19 @@ own out-of-memory error. The kernels are the CPU's: workspaces that cuDNN or cuB
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from tft_exp.memory.allocator import Block, CachingAllocator, OutOfCapacity
+from tft_exp.memory.allocator import Block, CachingAllocator, OutOfCapacity, Shortage
 from tft_exp.memory.devices import MIB, Reading
-from tft_exp.memory.ledger import Ledger, Place
+from tft_exp.memory.ledger import Kind, Ledger, Makeup, Place
+from tft_exp.memory.tensors import state_tensors
 
 
 class VirtualMemory:
@@ -24,6 +29,7 @@ class VirtualMemory:
     """
 
     quantity = "allocated"
+    has_host = True
 
     def __init__(self, capacity_mib: int, context_mib: int, *, expandable_segments: bool = False) -> None:
         self.device = torch.device("cpu")
@@ -34,23 +40,40 @@ class VirtualMemory:
         )
         self.allocator = CachingAllocator((capacity_mib - context_mib) * MIB, expandable=expandable_segments)
         self.ledger = Ledger(self._allocate, self._release)
-        self._peak_host = 0
+        self.shortage: Shortage | None = None  # of the last out-of-memory
+        self._model: weakref.ref[nn.Module] | None = None
 
-    def attach(self) -> AbstractContextManager[object]:
-        return self.ledger
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        # Every optimizer's, also of those that are built later, and of each parameter's step where it is taken alone.
+        hook = register_optimizer_step_post_hook(self._after_step)
+        try:
+            with self.ledger:
+                yield
+        finally:
+            hook.remove()
+
+    def observe(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
 
     def now(self) -> Reading:
-        return self._reading(self.allocator.allocated, self.allocator.reserved, self.ledger.live[Place.host])
+        self._classify()
+        card, host = self.ledger.accounts[Place.card], self.ledger.accounts[Place.host]
+        return self._reading(self.allocator.allocated, self.allocator.reserved, host.total, card.live)
 
     def reset_peak(self) -> None:
+        self._classify()
         self.allocator.reset_peaks()
-        self._peak_host = self.ledger.live[Place.host]
+        self.ledger.reset_peaks()
 
     def peak(self) -> Reading:
-        return self._reading(self.allocator.peak_allocated, self.allocator.peak_reserved, self._peak_host)
+        self._classify()
+        card, host = self.ledger.accounts[Place.card], self.ledger.accounts[Place.host]
+        return self._reading(self.allocator.peak_allocated, self.allocator.peak_reserved, host.peak_total, card.at_peak)
 
-    def _reading(self, allocated: int, reserved: int, host: int) -> Reading:
-        return Reading(allocated / MIB, reserved / MIB, reserved / MIB + self.context_mib, host / MIB)
+    def _reading(self, allocated: int, reserved: int, host: int, makeup: Makeup) -> Reading:
+        in_mib = {kind.value: nbytes / MIB for kind, nbytes in makeup.items()}
+        return Reading(allocated / MIB, reserved / MIB, reserved / MIB + self.context_mib, host / MIB, in_mib)
 
     def settle(self) -> None:
         gc.collect()
@@ -59,6 +82,9 @@ class VirtualMemory:
         self.allocator.flush()
 
     def synchronize(self) -> None:
+        return None
+
+    def finish_copies(self) -> None:
         return None
 
     def holds(self, tensor: Tensor) -> bool:
@@ -70,20 +96,36 @@ class VirtualMemory:
     def fetch(self, tensor: Tensor) -> Tensor:
         return self.ledger.copied(tensor, Place.host)
 
+    def _classify(self) -> None:
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            self._classify_parameters(list(model.parameters()))
+
+    def _classify_parameters(self, parameters: Sequence[Tensor]) -> None:
+        self.ledger.classify(parameters, Kind.parameter)
+        self.ledger.classify((p.grad for p in parameters if p.grad is not None), Kind.gradient)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # Gradients now, before they are let go: a peak of the step or of the backward pass is still made up of them.
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._classify_parameters(stepped)
+        self.ledger.classify(state_tensors(optimizer, of=stepped), Kind.state)
+
     def _allocate(self, place: Place, nbytes: int) -> Block | None:
         if place is Place.host:
-            self._peak_host = max(self._peak_host, self.ledger.live[Place.host] + nbytes)
             return None
         try:
             return self.allocator.allocate(nbytes)
         except OutOfCapacity as full:
-            raise torch.OutOfMemoryError(self._words(full)) from None
+            # Not the exception itself, whose frames hold what the failed operation held.
+            self.shortage = full.shortage
+            raise torch.OutOfMemoryError(self._words(full.shortage)) from None
 
     def _release(self, place: Place, nbytes: int, block: Block | None) -> None:
         if place is Place.card:
             self.allocator.release(block)
 
-    def _words(self, full: OutOfCapacity) -> str:
+    def _words(self, full: Shortage) -> str:
         """What torch says in this case, with the same figures in the same places."""
         context = self.context_mib * MIB
         capacity = self.allocator.capacity + context

@@ -95,12 +95,12 @@ class VariableEmbedding(nn.Module):
             self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(self, reals: Tensor, categoricals: Tensor) -> list[Tensor]:
-        """[rows, reals] and [rows, categoricals] to tensors [variables, rows, hidden], reals first."""
+        """[rows, reals] and [rows, categoricals] to tensors [rows, variables, hidden], reals first."""
         parts = []
         if self.reals:
-            parts.append(torch.addcmul(self.bias, reals.t()[..., None], self.weight))
+            parts.append(torch.addcmul(self.bias.squeeze(1), reals[..., None], self.weight.squeeze(1)))
         if self.categoricals:
-            parts.append(self.table(categoricals.t() + self.offsets[:, None]))
+            parts.append(self.table(categoricals + self.offsets))
         return parts
 
 
@@ -113,10 +113,10 @@ class VariableSelection(nn.Module):
         self.variables = PerVariableGRN(variables, hidden_size, dropout)
 
     def forward(self, embedded: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`embedded` [variables, rows, hidden], `context` [rows, hidden]; returns [rows, hidden] and weights [rows, variables]."""
-        flat = embedded.transpose(0, 1).flatten(1)
-        weights = torch.softmax(self.weights(flat, context), dim=-1)
-        processed = self.variables(embedded)
+        """`embedded` [rows, variables, hidden], `context` [rows, hidden]; returns [rows, hidden] and weights [rows, variables]."""
+        weights = torch.softmax(self.weights(embedded.flatten(1), context), dim=-1)
+        # Rows first, flattening is a view, and batched products read [variables, rows, hidden] by its strides: no copy.
+        processed = self.variables(embedded.transpose(0, 1))
         # Sum over variables weighted by selection: rows as batch, [1, variables] @ [variables, hidden].
         selected = torch.bmm(weights[:, None, :].to(processed.dtype), processed.transpose(0, 1)).squeeze(1)
         return selected, weights

@@ -112,7 +112,7 @@ class TemporalFusionTransformer(nn.Module):
         """The selected static vector, [batch, hidden], or None, and its weights."""
         if self.static_selection is None:
             return None, inputs.static_reals[:, :0]
-        embedded = torch.cat(self.static_embedding(inputs.static_reals, inputs.static_categoricals))
+        embedded = torch.cat(self.static_embedding(inputs.static_reals, inputs.static_categoricals), dim=1)
         selected, weights = self.static_selection(embedded, None)
         return selected, weights
 
@@ -126,7 +126,8 @@ class TemporalFusionTransformer(nn.Module):
             [
                 *self.known_embedding(*(part.flatten(0, 1) for part in past_known)),
                 *self.observed_embedding(*(part.flatten(0, 1) for part in observed)),
-            ]
+            ],
+            dim=1,
         )
         past, past_weights = self.past_selection(embedded, _by_row(context, lookback))
         past = past.view(batch, lookback, -1)
@@ -134,7 +135,7 @@ class TemporalFusionTransformer(nn.Module):
             nothing = past.new_zeros(batch, horizon, self.hidden_size)
             return past, past_weights, nothing, nothing[..., :0].flatten(0, 1)
         future_known = [inputs.known_reals[:, lookback:], inputs.known_categoricals[:, lookback:]]
-        embedded = torch.cat(self.known_embedding(*(part.flatten(0, 1) for part in future_known)))
+        embedded = torch.cat(self.known_embedding(*(part.flatten(0, 1) for part in future_known)), dim=1)
         future, future_weights = self.future_selection(embedded, _by_row(context, horizon))
         return past, past_weights, future.view(batch, horizon, -1), future_weights
 

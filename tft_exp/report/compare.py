@@ -16,7 +16,7 @@ from tft_exp.tracking.runs import RunRow
 
 # What repeats an experiment rather than changing it.
 REPETITION = "seed"
-TABLE_WIDTH = 150  # what all columns need
+TABLE_WIDTH = 172  # what all columns need
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,16 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
     table.add_column("runs", min_width=19)
     columns: dict[str, Callable[[Group], str]] = {
         f"peak {quantity}\ntrain / val, MiB": lambda g: f"{_number(peak(g, 'train'), '.0f')} / {_number(peak(g, 'validation'), '.0f')}",
-        "freed\nMiB": lambda g: _median(g, "summary/freed_before_validation_mib", "+.2f"),
-        "optimizer state\ntrain > val, MiB": _state,
+        "claimed > freed\nMiB": lambda g: _change(g, "audit/claimed_mib", "audit/freed_mib"),
+        "audit": _verdicts,
+        "optimizer state\ntrain > val, MiB": lambda g: _change(g, "optimizer_state_mib", "state_in_validation_mib"),
         "seconds\nan epoch": lambda g: _median(g, "summary/epoch_seconds", ".2f"),
         "validation loss\nmean ± sd": lambda g: mean_and_sd(g.values("summary/val_loss")),
         "skill\n%": lambda g: _percent(g.values("summary/skill")),
         "q-risk\nP10 / P50 / P90": lambda g: _risks(g, "val"),
     }
     if width < TABLE_WIDTH:
-        columns = {heading: figure for heading, figure in columns.items() if not heading.startswith(("freed", "q-risk"))}
+        columns = {heading: figure for heading, figure in columns.items() if not heading.startswith(("optimizer", "q-risk"))}
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
@@ -93,8 +94,8 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
         table.add_row("naive forecast", naive[0], *(known.get(heading.split()[0], "") for heading in columns))
     sources = "; ".join(sorted({run.tags.get("memory_source", "?") for run in runs}))
     table.caption = (
-        f"Memory: {sources}. Peaks: highest of all runs and epochs. Freed: by the policy, before validation. "
-        "State: bytes of the optimizer's state on the device after training, and those still held during validation. "
+        f"Memory: {sources}. Peaks: highest of all runs and epochs. Claimed and freed: by the policy, before validation, and the audit's "
+        "verdict on it. State: bytes of the optimizer's state on the device after training, and those still held during validation. "
         "OOM: out of memory. Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
     )
     return table
@@ -106,9 +107,14 @@ def print_comparison(sweep_id: str, groups: Sequence[Group]) -> None:
     console.print(comparison_table(sweep_id, groups, console.width))
 
 
-def _state(group: Group) -> str:
-    after, held = (_median(group, f"summary/{name}", ".2f") for name in ("optimizer_state_mib", "state_in_validation_mib"))
-    return "-" if (after, held) == ("-", "-") else f"{after} > {held}"
+def _change(group: Group, before: str, after: str) -> str:
+    one, other = (_median(group, f"summary/{name}", ".2f") for name in (before, after))
+    return "-" if (one, other) == ("-", "-") else f"{one} > {other}"
+
+
+def _verdicts(group: Group) -> str:
+    found = sorted({run.tags["audit"] for run in group.runs if "audit" in run.tags})
+    return ", ".join("-" if verdict == "nothing claimed" else verdict for verdict in found) or "-"
 
 
 def outcomes(group: Group) -> str:

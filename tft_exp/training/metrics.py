@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from tft_exp.memory.timeline import PhaseRecord
-from tft_exp.training.trainer import EpochResult, Quality
+from tft_exp.training.trainer import EpochResult, Quality, StateAudit
 
 
 def quality_metrics(quality: Quality, prefix: str) -> dict[str, float]:
@@ -24,8 +24,24 @@ def phase_metrics(record: PhaseRecord, quantity: str) -> dict[str, float]:
         "end_reserved_mib": record.end.reserved_mib,
         "peak_reserved_mib": record.peak.reserved_mib,
         "end_driver_mib": record.end.driver_mib,
+        "peak_host_mib": record.peak.host_mib,
     }
     return {f"memory/{record.phase}_{key}": value for key, value in named.items() if value is not None}
+
+
+def audit_metrics(audit: StateAudit) -> dict[str, float]:
+    """What was claimed and freed before a validation, and what of the optimizer's state the device still held in it."""
+    return {
+        "optimizer_state_mib": audit.state_mib,
+        "state_in_validation_mib": audit.in_validation_mib,
+        "audit/claimed_mib": audit.finding.claimed_mib,
+        "audit/freed_mib": audit.finding.freed_mib,
+    }
+
+
+def makeup_metrics(record: PhaseRecord) -> dict[str, float]:
+    """What a phase's peak was made of, by kind, where the device knows."""
+    return {f"makeup/{record.phase}_{kind.replace(' ', '_')}_mib": mib for kind, mib in (record.peak.makeup or {}).items()}
 
 
 def epoch_metrics(result: EpochResult, quantity: str) -> dict[str, float]:
@@ -39,10 +55,12 @@ def epoch_metrics(result: EpochResult, quantity: str) -> dict[str, float]:
         "epoch/policy_seconds": result.policy_seconds,
         "epoch/windows_per_second": result.windows_per_second,
         "epoch/learning_rate": result.learning_rate,
-        "memory/optimizer_state_mib": result.optimizer_state_mib,
-        "memory/state_in_validation_mib": result.state_in_validation_mib,
+        "epoch/before_validation_seconds": result.phase("before_validation").seconds,
+        "epoch/after_validation_seconds": result.phase("after_validation").seconds,
+        **{f"memory/{key}": value for key, value in audit_metrics(result.audit).items()},
         "memory/freed_before_validation_mib": result.phase("before_validation").freed_mib,
         **{key: value for record in result.phases for key, value in phase_metrics(record, quantity).items()},
+        **{key: value for record in result.phases for key, value in makeup_metrics(record).items()},
     }
 
 
@@ -66,6 +84,7 @@ def run_summary(results: Sequence[EpochResult], records: Sequence[PhaseRecord], 
         **summary,
         "epoch_seconds": statistics.median(result.seconds for result in settled),
         "policy_seconds": statistics.median(result.policy_seconds for result in settled),
+        "last_val_loss": results[-1].validation.loss,
         "windows_per_second": statistics.median(result.windows_per_second for result in settled),
         **quality_metrics(best.validation, "val_"),
         **quality_metrics(naive, "naive_"),
@@ -77,4 +96,7 @@ def _peaks(records: Sequence[PhaseRecord], quantity: str) -> dict[str, float]:
     for record in records:
         for key in (f"peak_{quantity}_mib", f"{record.phase}_peak_{quantity}_mib"):
             peaks[key] = max(peaks.get(key, 0.0), record.peak.allocated_mib)
+        for key, mib in (("peak_reserved_mib", record.peak.reserved_mib), ("peak_host_mib", record.peak.host_mib)):
+            if mib is not None:
+                peaks[key] = max(peaks.get(key, 0.0), mib)
     return peaks

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tft_exp.config import BatchConfig, OptimizerConfig, Precision, TrainerConfig
+from tft_exp.config import BatchConfig, Gradients, OptimizerConfig, Precision, TrainerConfig
 from tft_exp.data.windows import Batch
 from tft_exp.errors import TrainingError
-from tft_exp.memory.audit import StateWitness
-from tft_exp.memory.policies import Move, OptimizerOwner, Policy
+from tft_exp.memory.audit import Audit, Finding, Witness
+from tft_exp.memory.devices import DeviceMemory
+from tft_exp.memory.policies import Move, OptimizerOwner, Policy, step_in_backward
+from tft_exp.memory.tensors import state_tensors
 from tft_exp.memory.timeline import PhaseRecord, Timeline
 from tft_exp.model.inputs import Inputs
 from tft_exp.model.quantiles import QuantileRisk, quantile_loss
@@ -36,6 +38,15 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class StateAudit:
+    """What became of the optimizer's state before a validation, and of what the policy claimed to free."""
+
+    state_mib: float  # on the device, after training
+    in_validation_mib: float  # how much of it the device still held during validation
+    finding: Finding
+
+
+@dataclass(frozen=True)
 class EpochResult:
     """What one epoch did and cost. Seconds are wall seconds with the device idle at both ends."""
 
@@ -44,8 +55,7 @@ class EpochResult:
     validation: Quality
     learning_rate: float  # of the last step
     windows: int
-    optimizer_state_mib: float  # on the device, after training
-    state_in_validation_mib: float  # how much of it the device still held during validation
+    audit: StateAudit
     phases: list[PhaseRecord]
     improved: bool
 
@@ -69,8 +79,8 @@ class EpochResult:
 class Trainer:
     """Trains `model` on windows, an int64 tensor [windows, 2] for training and one for validation.
 
-    `on_batch` is called with the phase's name after every batch, without waiting for the device; `on_state` before every
-    validation with the MiB of the optimizer's state on the device after training, and those that it still holds.
+    `on_batch` is called with the phase's name after every batch, without waiting for the device; `on_audit` before every
+    validation, and what it raises ends the training.
     """
 
     model: nn.Module
@@ -82,16 +92,26 @@ class Trainer:
     batch: BatchConfig
     optimizer: OptimizerConfig
     seed: int
+    gradients: Gradients = Gradients.after_step
+    rewarmup_steps: int = 0
     on_batch: Callable[[str], None] = lambda phase: None
-    on_state: Callable[[float, float], None] = lambda after_training_mib, in_validation_mib: None
+    on_audit: Callable[[StateAudit], None] = lambda audit: None
     best_loss: float = field(default=math.inf, init=False)
 
     def __post_init__(self) -> None:
-        self.device = self.timeline.memory.device
+        self.device = self.memory.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision is Precision.fp16)
         self.order = torch.Generator().manual_seed(self.seed)
         self.step = 0
+        self._builds_seen, self._steps_since_build = self.owner.builds, 0
         self.learning_rate = self.optimizer.learning_rate
+        self._holders_named = False
+        if self.gradients is Gradients.in_backward:
+            step_in_backward(self.model, lambda parameters: self.policy.step(self.owner.current, self.memory, parameters))
+
+    @property
+    def memory(self) -> DeviceMemory:
+        return self.timeline.memory
 
     def batches(self, windows: int) -> tuple[int, int]:
         """Batches of a training epoch over so many windows, and optimizer steps."""
@@ -110,13 +130,8 @@ class Trainer:
         for epoch in range(self.config.max_epochs):
             with self.timeline.phase("train", epoch):
                 losses = self.train(gather, train, total_steps)
-            witness = StateWitness(self.owner.current, self.timeline.memory)
             with ExitStack() as residency:
-                with self.timeline.phase("before_validation", epoch, settled=True):
-                    move = residency.enter_context(self.policy(self.owner, self.model, self.timeline.memory))
-                alive = witness.alive_mib()
-                # Told now: where validation runs out of memory there will be no result of this epoch.
-                self.on_state(witness.total_mib, alive)
+                move = self._before_validation(residency, epoch)
                 with self.timeline.phase("validation", epoch):
                     quality = self.evaluate(gather, validation, move)
                 with self.timeline.phase("after_validation", epoch):
@@ -138,14 +153,26 @@ class Trainer:
                 validation=quality,
                 learning_rate=self.learning_rate,
                 windows=windows,
-                optimizer_state_mib=witness.total_mib,
-                state_in_validation_mib=alive,
+                audit=self.audit,
                 phases=phases,
                 improved=improved,
             )
             patience = self.config.early_stopping_patience
             if patience is not None and stale >= patience:
                 return
+
+    def _before_validation(self, residency: ExitStack, epoch: int) -> Move:
+        """Enter the policy's context, and audit what it says that it frees."""
+        witness = Witness(state_tensors(self.owner.current), self.memory)
+        audit = Audit(self.policy.claim(self.owner, self.model, self.memory), self.memory)
+        with self.timeline.phase("before_validation", epoch, settled=True):
+            move = residency.enter_context(self.policy.around_validation(self.owner, self.model, self.memory))
+        finding = audit.close(name_holders=not self._holders_named)
+        self._holders_named |= bool(finding.holders)
+        self.audit = StateAudit(witness.total_mib, witness.alive_mib(), finding)
+        # Told now: where validation runs out of memory there will be no result of this epoch.
+        self.on_audit(self.audit)
+        return move
 
     def train(self, gather: Gather, windows: Tensor, total_steps: int) -> Tensor:
         """One pass over shuffled windows; the loss of every batch, on the device, [batches]."""
@@ -156,14 +183,15 @@ class Trainer:
         losses = torch.full((batches,), math.nan, device=self.device)
         index = 0
         for of_step in shuffled.split(self.batch.train * self.batch.accumulate):
+            self._set_learning_rate(total_steps)
             for of_batch in of_step.split(self.batch.train):
                 # Weighted by its share of the step's windows, so that accumulation equals one large batch.
                 loss = self._loss(gather(of_batch))
                 self.scaler.scale(loss * (len(of_batch) / len(of_step))).backward()
                 losses[index] = loss.detach()
                 index += 1
-                self.on_batch("train")
-            self._optimizer_step(total_steps)
+                self._after_batch("train")
+            self._optimizer_step()
         return losses
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -171,8 +199,12 @@ class Trainer:
             forecast = self.model(batch.inputs)
         return quantile_loss(forecast, batch.target, self.quantiles)
 
-    def _optimizer_step(self, total_steps: int) -> None:
-        optimizer = self.owner.current
+    def _after_batch(self, phase: str) -> None:
+        if self.policy.clear_after_batch:
+            self.memory.clear_cache()
+        self.on_batch(phase)
+
+    def _set_learning_rate(self, total_steps: int) -> None:
         self.learning_rate = learning_rate_at(
             self.step,
             base=self.optimizer.learning_rate,
@@ -180,14 +212,26 @@ class Trainer:
             warmup_steps=self.config.warmup_steps,
             total_steps=total_steps,
         )
-        set_learning_rate(optimizer, self.learning_rate)
-        if self.config.gradient_clip_norm is not None:
-            self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip_norm)
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if self.owner.builds != self._builds_seen:
+            self._builds_seen, self._steps_since_build = self.owner.builds, 0
+        if self.owner.builds > 1:
+            self.learning_rate *= min(1.0, (self._steps_since_build + 1) / (self.rewarmup_steps + 1))
+        set_learning_rate(self.owner.current, self.learning_rate)
+
+    def _optimizer_step(self) -> None:
+        if self.gradients is Gradients.after_step:
+            optimizer = self.owner.current
+            if self.config.gradient_clip_norm is not None:
+                self.scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip_norm)
+            if self.scaler.is_enabled():
+                self.scaler.step(optimizer)
+                self.scaler.update()
+            else:
+                self.policy.step(optimizer, self.memory, list(self.model.parameters()))
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self._steps_since_build += 1
 
     def evaluate(self, gather: Gather, windows: Tensor, move: Move) -> Quality:
         """Forecast quality over `windows`, int64 [windows, 2]; `move` brings each batch to where the model is."""
@@ -200,7 +244,7 @@ class Trainer:
                 with torch.autocast(batch.target.device.type, AUTOCAST[precision], enabled=precision is not Precision.fp32):
                     forecast = self.model(batch.inputs)
                 score.update(forecast, batch)
-                self.on_batch("validation")
+                self._after_batch("validation")
         return score.result()
 
     def _mean_loss(self, losses: Tensor, epoch: int) -> float:
