@@ -41,7 +41,7 @@ class Bench:
         self.trainer = Trainer(
             model=model,
             quantiles=torch.tensor(config.model.quantiles, device=self.device),
-            owner=OptimizerOwner(lambda: build_optimizer(config.optimizer, model.parameters())),
+            owner=OptimizerOwner(lambda: build_optimizer(config.optimizer, model)),
             policy=POLICIES["keep"],
             timeline=Timeline(open_memory(self.device)),
             config=config.trainer,

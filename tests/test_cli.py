@@ -28,7 +28,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_train_help_and_cfg_are_hydras(tmp_path: Path) -> None:
     shown = tft_exp("train", "--help", cwd=tmp_path)
     assert shown.returncode == 0
-    assert "policy: clear_cache, clear_cache_every_batch, cpu_validation, keep, offload, offload_always, recreate, recreate_rewarm, stash" in shown.stdout
+    assert (
+        "policy: clear_cache, clear_cache_every_batch, cpu_validation, keep, offload, offload_always, recreate, recreate_rewarm, stash"
+        in shown.stdout
+    )
     composed = tft_exp("train", "--cfg", "job", "policy=offload", "seed=3", cwd=tmp_path)
     assert composed.returncode == 0
     assert "residency: offload" in composed.stdout

@@ -26,7 +26,7 @@ from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
-from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary
+from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary, shortage_metrics
 from tft_exp.training.naive import naive_qualities
 from tft_exp.training.optimizers import build_optimizer, require_installed
 from tft_exp.training.trainer import EpochResult, Quality, StateAudit, Trainer, spread_over
@@ -225,9 +225,8 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         ended = timeline.interrupted
         phase = ended.phase if ended else "between phases" if timeline.records else "naive forecasts"
         recorder.tag({"error": str(error)})
-        if ended is not None and ended.peak.makeup:
-            recorder.tag({"peak_makeup": ended.peak.makeup_text})
-            log.info("%s: at the peak of %s: %s", recorder.name, ended.phase, ended.peak.makeup_text)
+        if memory.shortage is not None:
+            progressed.extra |= shortage_metrics(memory.shortage)
     finally:
         gc.unfreeze()
         write_timeline(timeline.records, memory, recorder.folder, recorder.name)
@@ -239,6 +238,10 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         memory.clear_cache()
         recorder.outcome = "out_of_memory"
         recorder.tag({"out_of_memory_phase": phase})
+    highest = max(timeline.records, key=lambda record: record.peak.allocated_mib, default=None)
+    if highest is not None and highest.peak.makeup:
+        recorder.tag({"peak_makeup": f"{highest.phase}: {highest.peak.makeup_text}"})
+        log.info("%s: at the peak of %s: %s", recorder.name, highest.phase.replace("_", " "), highest.peak.makeup_text)
     summary = run_summary(progressed.results, timeline.records, progressed.naive, memory.quantity) | progressed.extra
     recorder.log({f"summary/{key}": value for key, value in summary.items()})
     return Outcome(recorder.run_id, recorder.name, recorder.outcome, phase, summary)

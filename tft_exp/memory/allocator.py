@@ -26,6 +26,12 @@ class Shortage:
     allocated: int
     reserved: int
     largest_free: int
+    capacity: int
+
+    @property
+    def is_fragmentation(self) -> bool:
+        """Whether the request would have fitted, had all that lives been laid out without gaps."""
+        return self.allocated + round_request(self.requested) <= self.capacity
 
 
 class OutOfCapacity(Exception):
@@ -94,7 +100,7 @@ class CachingAllocator:
             self.flushes += 1
             block = self._new_segment(rounded, small)
         if block is None:
-            raise OutOfCapacity(Shortage(size, self.allocated, self.reserved, self.largest_free))
+            raise OutOfCapacity(Shortage(size, self.allocated, self.reserved, self.largest_free, self.capacity))
         self._split(block, rounded)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)

@@ -22,6 +22,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from tft_exp.memory.allocator import Shortage
 from tft_exp.memory.tensors import within
 
 MIB = 1024 * 1024
@@ -52,12 +53,14 @@ class Reading:
 class DeviceMemory(Protocol):
     """Reads one device's memory. `quantity` is the word that stands in metric names: allocated, or rss. `capacity_mib` is
     what tensors may take of it at most: of a capped or virtual card without the context. `has_host` says whether host
-    memory is another memory, to which something could be moved."""
+    memory is another memory, to which something could be moved; `shortage` has the figures of the last out-of-memory, where
+    the device keeps them."""
 
     device: torch.device
     quantity: str
     source: str
     capacity_mib: float | None
+    shortage: Shortage | None
 
     @property
     def has_host(self) -> bool: ...
@@ -102,6 +105,7 @@ class RealDevice:
     """What is alike for all devices that torch itself knows."""
 
     device: torch.device
+    shortage: Shortage | None = None
 
     @property
     def has_host(self) -> bool:

@@ -19,6 +19,10 @@ PHASE_COLORS = {
 }
 
 
+# What a peak is made of: paler than the phases, whose lines are drawn over them.
+KIND_COLORS = {"parameters": "#b9c6e4", "gradients": "#f3c9a5", "optimizer state": "#d9b3d9", "other": "#dcdcdc"}
+
+
 def new_figure(*, width: float, height: float, columns: int = 1) -> tuple[Figure, Axes]:
     """A figure of its own, outside pyplot's global list, so that a sweep's figures do not pile up in memory."""
     figure, axes = new_figures(width=width, height=height, columns=1)

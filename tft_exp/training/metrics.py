@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from tft_exp.memory.allocator import Shortage
+from tft_exp.memory.devices import MIB
 from tft_exp.memory.timeline import PhaseRecord
 from tft_exp.training.trainer import EpochResult, Quality, StateAudit
 
@@ -37,6 +39,15 @@ def audit_metrics(audit: StateAudit) -> dict[str, float]:
         "audit/claimed_mib": audit.finding.claimed_mib,
         "audit/freed_mib": audit.finding.freed_mib,
     }
+
+
+def shortage_metrics(shortage: Shortage) -> dict[str, float]:
+    """The allocator's figures when memory ran out: what was asked for, what lived, what was reserved, the largest free block,
+    and 1 where all of it would have fitted without gaps."""
+    sizes = {"requested": shortage.requested, "allocated": shortage.allocated, "reserved": shortage.reserved}
+    sizes |= {"largest_free": shortage.largest_free, "capacity": shortage.capacity}
+    in_mib = {f"out_of_memory/{name}_mib": nbytes / MIB for name, nbytes in sizes.items()}
+    return {**in_mib, "out_of_memory/is_fragmentation": float(shortage.is_fragmentation)}
 
 
 def makeup_metrics(record: PhaseRecord) -> dict[str, float]:
