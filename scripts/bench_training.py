@@ -19,7 +19,8 @@ import torch
 
 from tft_exp.compose import compose_config
 from tft_exp.data.dataset import load_dataset
-from tft_exp.experiment import build_model, resolve_device
+from tft_exp.experiment import build_model
+from tft_exp.hardware import resolve_device
 from tft_exp.memory.devices import open_memory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.timeline import Timeline

@@ -12,6 +12,7 @@ FLOORS = [
     "cli",
     "app",
     "experiment",
+    "hardware",
     "training",
     "report",
     "data",

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--experiment", default="tft-exp", help="MLflow experiment (default: tft-exp)")
     compare = commands.add_parser("compare", parents=[store], help="compare the runs of a sweep")
     compare.add_argument("sweep", nargs="?", help="a sweep's id; left out: the latest")
+    compare.add_argument("--baseline", metavar="POLICY", help="also the differences to this policy, paired by seed")
     compare.add_argument("--png", type=Path, help="also draw the comparison into this file")
     ui = commands.add_parser("ui", parents=[store], help="open MLflow's UI on the runs")
     ui.add_argument("--sweep", help="show this sweep's runs alone")
@@ -122,7 +123,7 @@ def _quoted(path: str) -> str:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tft_exp.report.compare import group_runs, print_comparison
+    from tft_exp.report.compare import group_runs, print_comparison, print_table
     from tft_exp.tracking.runs import load_sweep
     from tft_exp.tracking.store import open_store
 
@@ -130,6 +131,10 @@ def _compare(options: argparse.Namespace) -> int:
     sweep_id, runs = load_sweep(store, options.sweep)
     groups = group_runs(runs)
     print_comparison(sweep_id, groups)
+    if options.baseline is not None:
+        from tft_exp.report.pairs import differences_table
+
+        print_table(differences_table(groups, options.baseline))
     if options.png is not None:
         from tft_exp.report.figures import draw_comparison
 

@@ -12,14 +12,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from tft_exp.config import AuditMode, Config, DeviceConfig, DeviceKind
+from tft_exp.config import AuditMode, Config
 from tft_exp.data.dataset import Dataset, load_dataset
-from tft_exp.errors import AuditError, ConfigError
+from tft_exp.errors import AuditError
+from tft_exp.hardware import device_name, open_device_memory, resolve_device
 from tft_exp.memory.audit import Finding
-from tft_exp.memory.devices import DeviceMemory, is_out_of_memory, open_memory
+from tft_exp.memory.devices import DeviceMemory, is_out_of_memory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
 from tft_exp.memory.timeline import Timeline
-from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
@@ -61,7 +61,7 @@ def run(config: Config, job: Job) -> Outcome:
     """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
     require_installed(config.optimizer)
     device = resolve_device(config.device)
-    memory = _open_memory(config.device, device)
+    memory = open_device_memory(config.device, device)
     dataset = _load(config)
     reason = idle_on(config.policy.residency.value, memory)
     if reason is not None:
@@ -102,52 +102,6 @@ def _load(config: Config) -> Dataset | None:
         if not is_out_of_memory(error):
             raise
     return None
-
-
-def resolve_device(config: DeviceConfig) -> torch.device:
-    """The device that the config names, or the best there is. Raises ConfigError where it is not there."""
-    there = {
-        DeviceKind.cuda: torch.cuda.is_available(),
-        DeviceKind.mps: torch.backends.mps.is_available(),
-        DeviceKind.xpu: torch.xpu.is_available(),
-        DeviceKind.cpu: True,
-    }
-    kind = config.kind
-    if kind is DeviceKind.auto:
-        kind = next(kind for kind, available in there.items() if available)
-    if kind is DeviceKind.virtual:
-        return torch.device("cpu")
-    if not there[kind]:
-        available = ", ".join(kind.value for kind, available in there.items() if available)
-        raise ConfigError(
-            f"device.kind={kind.value}: this torch ({torch.__version__}) sees no such device",
-            where="device.kind",
-            mend=f"available: {available}",
-        )
-    if kind in (DeviceKind.cpu, DeviceKind.mps):
-        return torch.device(kind.value)
-    count = getattr(torch, kind.value).device_count()
-    if config.index >= count:
-        raise ConfigError(f"device.index={config.index} is not allowed: there are {count} devices of this kind", where="device.index")
-    return torch.device(kind.value, config.index)
-
-
-def _open_memory(config: DeviceConfig, device: torch.device) -> DeviceMemory:
-    if config.kind is DeviceKind.virtual:
-        assert config.capacity_mib is not None
-        return VirtualMemory(config.capacity_mib, config.context_mib, expandable_segments=config.expandable_segments)
-    try:
-        return open_memory(device, config.capacity_mib, config.context_mib)
-    except ValueError as error:
-        raise ConfigError(f"device.capacity_mib={config.capacity_mib} is not allowed: {error}", where="device.capacity_mib") from error
-
-
-def device_name(device: torch.device, config: DeviceConfig) -> str:
-    if config.kind is DeviceKind.virtual:
-        return f"virtual card of {config.capacity_mib} MiB"
-    if device.type in ("cuda", "xpu"):
-        return str(getattr(torch, device.type).get_device_name(device))
-    return device.type
 
 
 # Groups whose option stands in a run's name; the others are the same for most of a sweep's runs.

@@ -101,6 +101,11 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
     return table
 
 
+def print_table(table: Table) -> None:
+    """A table on standard output; into a pipe or a file at its full width."""
+    (Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)).print(table)
+
+
 def print_comparison(sweep_id: str, groups: Sequence[Group]) -> None:
     """The table on standard output; into a pipe or a file at its full width."""
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)

@@ -1,0 +1,57 @@
+"""The device that a configuration names, and its memory."""
+
+from __future__ import annotations
+
+import torch
+
+from tft_exp.config import DeviceConfig, DeviceKind
+from tft_exp.errors import ConfigError
+from tft_exp.memory.devices import DeviceMemory, open_memory
+from tft_exp.memory.virtual import VirtualMemory
+
+
+def resolve_device(config: DeviceConfig) -> torch.device:
+    """The device that the config names, or the best there is. Raises ConfigError where it is not there."""
+    there = {
+        DeviceKind.cuda: torch.cuda.is_available(),
+        DeviceKind.mps: torch.backends.mps.is_available(),
+        DeviceKind.xpu: torch.xpu.is_available(),
+        DeviceKind.cpu: True,
+    }
+    kind = config.kind
+    if kind is DeviceKind.auto:
+        kind = next(kind for kind, available in there.items() if available)
+    if kind is DeviceKind.virtual:
+        return torch.device("cpu")
+    if not there[kind]:
+        available = ", ".join(kind.value for kind, available in there.items() if available)
+        raise ConfigError(
+            f"device.kind={kind.value}: this torch ({torch.__version__}) sees no such device",
+            where="device.kind",
+            mend=f"available: {available}",
+        )
+    if kind in (DeviceKind.cpu, DeviceKind.mps):
+        return torch.device(kind.value)
+    count = getattr(torch, kind.value).device_count()
+    if config.index >= count:
+        raise ConfigError(f"device.index={config.index} is not allowed: there are {count} devices of this kind", where="device.index")
+    return torch.device(kind.value, config.index)
+
+
+def open_device_memory(config: DeviceConfig, device: torch.device) -> DeviceMemory:
+    """The memory of the device, real or virtual. Raises ConfigError where a card cannot stand for the one asked for."""
+    if config.kind is DeviceKind.virtual:
+        assert config.capacity_mib is not None
+        return VirtualMemory(config.capacity_mib, config.context_mib, expandable_segments=config.expandable_segments)
+    try:
+        return open_memory(device, config.capacity_mib, config.context_mib)
+    except ValueError as error:
+        raise ConfigError(f"device.capacity_mib={config.capacity_mib} is not allowed: {error}", where="device.capacity_mib") from error
+
+
+def device_name(device: torch.device, config: DeviceConfig) -> str:
+    if config.kind is DeviceKind.virtual:
+        return f"virtual card of {config.capacity_mib} MiB"
+    if device.type in ("cuda", "xpu"):
+        return str(getattr(torch, device.type).get_device_name(device))
+    return device.type
