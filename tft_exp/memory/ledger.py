@@ -93,8 +93,9 @@ class Ledger(TorchDispatchMode):
         self._on_allocate = on_allocate
         self._on_release = on_release
         self._allocations = 0
-        # Keyed by the storage object, which torch keeps the same for as long as the storage lives.
-        self._entries: weakref.WeakKeyDictionary[torch.UntypedStorage, Entry] = weakref.WeakKeyDictionary()
+        # By address of the storage's C++ object, which is nobody else's until the callback of its end has run.
+        self._entries: dict[int, Entry] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def live(self, place: Place) -> int:
         """Bytes of live storages in a place."""
@@ -106,20 +107,20 @@ class Ledger(TorchDispatchMode):
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Where a tensor's storage lies; None where the ledger does not follow it."""
-        entry = next((self._entries.get(storage) for storage in storages(tensor)), None)
+        entry = next((self._entries.get(storage._cdata) for storage in storages(tensor)), None)
         return None if entry is None else entry.place
 
     def adopt(self, tensor: Tensor, place: Place, kind: Kind = Kind.other) -> None:
         """Follow the storages of a tensor made elsewhere, as lying in `place`."""
         for storage in storages(tensor):
-            if storage not in self._entries:
+            if storage._cdata not in self._entries:
                 self._open(storage, place, kind)
 
     def classify(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Say what tensors are for; those that are not followed are passed over."""
         for tensor in tensors:
             for storage in storages(tensor):
-                entry = self._entries.get(storage)
+                entry = self._entries.get(storage._cdata)
                 if entry is not None and entry.kind is not kind:
                     self.accounts[entry.place].reclassify(entry, kind)
 
@@ -128,7 +129,7 @@ class Ledger(TorchDispatchMode):
         return within(tensor, lambda plain: self._copied(plain, place))
 
     def _copied(self, tensor: Tensor, place: Place) -> Tensor:
-        entry = self._entries.get(tensor.untyped_storage())
+        entry = self._entries.get(tensor.untyped_storage()._cdata)
         if entry is not None and entry.place is place:
             return tensor
         with torch.utils._python_dispatch._disable_current_modes():
@@ -144,12 +145,12 @@ class Ledger(TorchDispatchMode):
         place: Place | None = None
         for tensor in tensors_in(result):
             for storage in storages(tensor):
-                entry = self._entries.get(storage)
+                entry = self._entries.get(storage._cdata)
                 if entry is None:
                     place = place or self._place_of_inputs(args, kwargs)
                     self._open(storage, place)
                 elif entry.nbytes != storage.nbytes():
-                    self._close(storage, entry)
+                    self._close(storage._cdata)
                     self._open(storage, entry.place, entry.kind)
         return result
 
@@ -163,16 +164,13 @@ class Ledger(TorchDispatchMode):
         handle = self._on_allocate(place, nbytes)
         self._allocations += 1
         entry = Entry(place, nbytes, handle, self._allocations, kind)
-        self._entries[storage] = entry
+        key = storage._cdata
+        self._entries[key] = entry
+        self._references[key] = weakref.ref(storage, lambda _: self._close(key))
         self.accounts[place].open(entry)
-        finalizer = weakref.finalize(storage, self._end, entry)
-        finalizer.atexit = False
 
-    def _close(self, storage: torch.UntypedStorage, entry: Entry) -> None:
-        self._end(Entry(entry.place, entry.nbytes, entry.handle, entry.born, entry.kind))
-        entry.nbytes, entry.handle = 0, None
-        del self._entries[storage]
-
-    def _end(self, entry: Entry) -> None:
+    def _close(self, key: int) -> None:
+        entry = self._entries.pop(key)
+        del self._references[key]
         self.accounts[entry.place].close(entry)
         self._on_release(entry.place, entry.nbytes, entry.handle)
