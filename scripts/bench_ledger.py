@@ -1,6 +1,6 @@
 """What following an operation costs on a virtual card: microseconds, medians of interleaved repetitions.
 
-    .venv/bin/python scripts/bench_ledger.py
+.venv/bin/python scripts/bench_ledger.py
 """
 
 from __future__ import annotations

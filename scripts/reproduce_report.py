@@ -147,17 +147,17 @@ def moments_of_first(phases: Sequence[dict[str, str]]) -> float:
 def print_fragmentation(small: Sequence[RunRow], large: Sequence[RunRow]) -> None:
     for run in (*small, *large):
         m = run.metrics
-        if "out_of_memory/requested_mib" in m:
-            free = m["out_of_memory/capacity_mib"] - m["out_of_memory/allocated_mib"]
+        if "summary/out_of_memory/requested_mib" in m:
+            free = m["summary/out_of_memory/capacity_mib"] - m["summary/out_of_memory/allocated_mib"]
             verdict = (
                 "would have fitted without gaps: fragmentation"
-                if m["out_of_memory/is_fragmentation"]
+                if m["summary/out_of_memory/is_fragmentation"]
                 else "fits in no layout: not fragmentation"
             )
             print(
-                f"- `{run.name}`: {m['out_of_memory/requested_mib']:,.0f} MiB were asked for, {free:,.0f} of {m['out_of_memory/capacity_mib']:,.0f} held no "
-                f"tensor (reserved and unused {m['out_of_memory/reserved_mib'] - m['out_of_memory/allocated_mib']:,.0f}, largest free block "
-                f"{m['out_of_memory/largest_free_mib']:,.0f}). It {verdict}."
+                f"- `{run.name}`: {m['summary/out_of_memory/requested_mib']:,.0f} MiB were asked for, {free:,.0f} of {m['summary/out_of_memory/capacity_mib']:,.0f} held no "
+                f"tensor (reserved and unused {m['summary/out_of_memory/reserved_mib'] - m['summary/out_of_memory/allocated_mib']:,.0f}, largest free block "
+                f"{m['summary/out_of_memory/largest_free_mib']:,.0f}). It {verdict}."
             )
     events = record_epoch()
     as_run = retained([size for size, _ in events], [life for _, life in events])

@@ -81,6 +81,31 @@ def test_metrics_of_every_epoch_and_one_summary(sweep: Sweep) -> None:
     assert metrics["summary/optimizer_state_mib"] * 2**20 == pytest.approx(8 * metrics["summary/parameters"], rel=0.01)
 
 
+def test_every_claim_was_audited(sweep: Sweep) -> None:
+    verdicts = {"keep": "nothing claimed", "offload": "nothing claimed", "recreate": "verified", "stash": "nothing freed"}
+    for run in sweep.runs:
+        policy, metrics = run.data.params["policy"], run.data.metrics
+        assert run.data.tags["audit"] == verdicts[policy]
+        state = metrics["summary/optimizer_state_mib"] if policy in ("recreate", "stash") else 0.0
+        assert metrics["memory/audit/claimed_mib"] == metrics["summary/audit/claimed_mib"] == state
+        assert metrics["memory/audit/freed_mib"] == pytest.approx(state if policy == "recreate" else 0.0, abs=0.01)
+        if policy == "stash":
+            assert "suspended generator stash" in run.data.tags["audit_finding"]
+            assert "local 'dropped' -> AdamW.state" in run.data.tags["audit_finding"]
+    assert sweep.done.stderr.count("audit of policy=stash: nothing freed") == 2
+    assert sweep.done.stdout.count("nothing freed") == 1
+
+
+def test_a_strict_audit_lets_no_false_claim_pass(tmp_path: Path, home: Path) -> None:
+    done = tft_exp("train", *SMALL, "policy=stash", "audit=strict", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "policy=stash does not do what it claims" in done.stderr
+    assert "local 'dropped'" in done.stderr
+    (run,) = runs_in(home)
+    assert (run.info.status, run.data.tags["outcome"], run.data.tags["audit"]) == ("FAILED", "failed", "nothing freed")
+    assert "val/loss" not in run.data.metrics
+
+
 def test_the_seed_decides_and_offload_changes_nothing(sweep: Sweep) -> None:
     loss = {(run.data.params["policy"], run.data.params["seed"]): run.data.metrics["summary/val_loss"] for run in sweep.runs}
     assert loss["keep", "0"] == loss["offload", "0"] == loss["stash", "0"]
@@ -199,6 +224,21 @@ def test_on_a_virtual_card_the_policy_decides_and_the_control_is_seen(tmp_path: 
         assert runs[policy].metrics["memory/validation_peak_allocated_mib"] > 80 - state
     assert done.stdout.count("1 OOM in validation") == 2
     assert "virtual card of 530 MiB" in runs["keep"].tags["memory_source"]
+    keep = runs["keep"].metrics
+    parts = [value for name, value in keep.items() if name.startswith("summary/out_of_memory/") and name.endswith("_mib")]
+    assert len(parts) == 5
+    assert (
+        keep["summary/out_of_memory/requested_mib"] + keep["summary/out_of_memory/reserved_mib"]
+        > keep["summary/out_of_memory/capacity_mib"]
+        == 80
+    )
+    made = runs["offload"].metrics
+    kinds = [made[f"makeup/validation_{kind}_mib"] for kind in ("parameters", "gradients", "optimizer_state", "other")]
+    assert sum(kinds) == pytest.approx(made["memory/validation_peak_allocated_mib"], rel=0.03)
+    assert kinds[1] == 0
+    assert kinds[2] < 0.01
+    assert made["memory/validation_peak_host_mib"] == pytest.approx(made["summary/optimizer_state_mib"], rel=0.01)
+    assert "at the peak of validation: other" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tft_exp.compose import compose_config
-from tft_exp.config import BatchConfig, Config, OptimizerConfig, Precision, Schedule, TrainerConfig
+from tft_exp.config import BatchConfig, Config, Gradients, OptimizerConfig, Precision, Schedule, TrainerConfig
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.errors import TrainingError
 from tft_exp.experiment import build_model
+from tft_exp.memory.audit import Verdict
 from tft_exp.memory.devices import ProcessMemory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.timeline import Timeline
@@ -22,7 +23,7 @@ from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.training.checkpoint import load_weights, save_weights
 from tft_exp.training.naive import naive_qualities
 from tft_exp.training.optimizers import build_optimizer
-from tft_exp.training.trainer import EpochResult, Trainer, spread_over
+from tft_exp.training.trainer import EpochResult, StateAudit, Trainer, spread_over
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,8 @@ def trainer_for(
     policy: str = "keep",
     optimizer: OptimizerConfig | None = None,
     batch: BatchConfig | None = None,
+    gradients: Gradients = Gradients.after_step,
+    rewarmup_steps: int = 0,
     **settings: object,
 ) -> Trainer:
     torch.manual_seed(0)
@@ -57,6 +60,8 @@ def trainer_for(
         batch=batch or BatchConfig(train=16, validation=64),
         optimizer=chosen,
         seed=0,
+        gradients=gradients,
+        rewarmup_steps=rewarmup_steps,
     )
 
 
@@ -127,6 +132,41 @@ def test_state_is_measured_where_it_is(policy: str, held: bool, config: Config, 
         assert result.audit.state_mib * 2**20 == pytest.approx(8 * parameters, rel=0.01)
         assert result.audit.in_validation_mib == (result.audit.state_mib if held else 0)
         assert result.audit.finding.verdict.stands == (policy != "stash")
+
+
+@pytest.mark.parametrize("policy", ["keep", "offload_always", "recreate"])
+def test_stepping_in_backward_trains_bit_for_bit_as_after_it(policy: str, config: Config, dataset: Dataset) -> None:
+    trained = []
+    for gradients in Gradients:
+        trainer = trainer_for(config, dataset, policy, gradient_clip_norm=None, gradients=gradients)
+        fit(trainer, dataset)
+        assert trainer.step == 9
+        assert all(parameter.grad is None for parameter in trainer.model.parameters())
+        trained.append(weights(trainer))
+    assert same_bits(*trained)
+
+
+def test_a_new_optimizer_warms_up_again_and_the_first_does_not(config: Config, dataset: Dataset) -> None:
+    trainer = trainer_for(config, dataset, "recreate", max_epochs=2, limit_train_batches=4, rewarmup_steps=2)
+    rates: list[float] = []
+    trainer.on_batch = lambda phase: rates.append(trainer.learning_rate) if phase == "train" else None
+    fit(trainer, dataset)
+    base = config.optimizer.learning_rate
+    assert rates == pytest.approx([base] * 4 + [base / 3, base * 2 / 3, base, base])
+
+
+def test_what_an_audit_raises_ends_the_training_before_validation(config: Config, dataset: Dataset) -> None:
+    trainer = trainer_for(config, dataset, "stash")
+
+    def refuse(audit: StateAudit) -> None:
+        assert audit.finding.verdict is Verdict.nothing_freed
+        assert "local 'dropped'" in audit.finding.holders[0]
+        raise ArithmeticError
+
+    trainer.on_audit = refuse
+    with pytest.raises(ArithmeticError):
+        fit(trainer, dataset)
+    assert [record.phase for record in trainer.timeline.records] == ["train", "before_validation"]
 
 
 def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -> None:

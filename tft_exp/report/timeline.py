@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def _draw(records: Sequence[PhaseRecord], memory: DeviceMemory, path: Path, titl
     axes.set_ylabel(f"{memory.quantity} (MiB)")
     bottom = axes.get_ylim()[0]
     cut = f"; the axis starts at {bottom:.0f} MiB" if bottom > 0 else ""
-    axes.set_title(f"{title}\nline = start to end, bar = up to the peak{cut}, dashes = room. {memory.source}", loc="left", fontsize=8)
+    source = textwrap.fill(memory.source, width=int(16 * figure.get_figwidth()))
+    axes.set_title(f"{title}\nline = start to end, bar = up to the peak, dashes = room for tensors{cut}\n{source}", loc="left", fontsize=8)
     room = memory.capacity_mib
     if room is not None and room < 3 * high:
         axes.axhline(room, color="#b00020", linestyle="--", linewidth=1)
