@@ -77,7 +77,8 @@ def offload(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> It
     """Keep the state in host memory during validation, and bring back what was moved and nothing else: torch.optim keeps
     step counts on the CPU unless the optimizer is fused or capturable."""
     moved = fetch_state(owner.current, memory)
-    memory.clear_cache()
+    # The cache is not cleared: that would wait for the copies, where validation can begin beside them in blocks that are
+    # free already, and the allocator waits by itself before it would run out.
     yield memory.put
     for holder, key in moved:
         holder[key] = memory.put(holder[key])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -16,7 +16,7 @@ from tft_exp.tracking.runs import RunRow
 
 # What repeats an experiment rather than changing it.
 REPETITION = "seed"
-TABLE_WIDTH = 172  # what all columns need
+TABLE_WIDTH = 178  # what all columns need
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,25 @@ def peak(group: Group, phase: str) -> float | None:
     return max(values, default=None)
 
 
+# Columns in the order in which a terminal that is too narrow goes without them.
+FIRST_TO_GO = ("q-risk", "optimizer", "claimed", "skill", "seconds")
+
+
 def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Table:
-    """The comparison for a terminal of `width` columns; a narrow one gets fewer of them. A figure that no run of a group
+    """The comparison for a terminal of `width` characters; a narrow one gets fewer columns. A figure that no run of a group
     measured is a dash."""
-    runs = [run for group in groups for run in group.runs]
-    quantity = quantity_of(runs)
-    table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", overflow="fold", min_width=14)
-    table.add_column("runs", min_width=19)
-    columns: dict[str, Callable[[Group], str]] = {
+    columns = _columns(quantity_of([run for group in groups for run in group.runs]))
+    table = _table(sweep_id, groups, columns)
+    for heading in FIRST_TO_GO:
+        if Console(width=10 * width).measure(table).minimum <= width:
+            break
+        columns = {name: figure for name, figure in columns.items() if not name.startswith(heading)}
+        table = _table(sweep_id, groups, columns)
+    return table
+
+
+def _columns(quantity: str) -> dict[str, Callable[[Group], str]]:
+    return {
         f"peak {quantity}\ntrain / val, MiB": lambda g: f"{_number(peak(g, 'train'), '.0f')} / {_number(peak(g, 'validation'), '.0f')}",
         "claimed > freed\nMiB": lambda g: _change(g, "audit/claimed_mib", "audit/freed_mib"),
         "audit": _verdicts,
@@ -80,10 +90,17 @@ def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Tabl
         "skill\n%": lambda g: _percent(g.values("summary/skill")),
         "q-risk\nP10 / P50 / P90": lambda g: _risks(g, "val"),
     }
-    if width < TABLE_WIDTH:
-        columns = {heading: figure for heading, figure in columns.items() if not heading.startswith(("optimizer", "q-risk"))}
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+
+
+def _table(sweep_id: str, groups: Sequence[Group], columns: Mapping[str, Callable[[Group], str]]) -> Table:
+    runs = [run for group in groups for run in group.runs]
+    table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    longest = max(len(word) for group in groups for word in group.label.split())
+    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", min_width=max(14, longest))
+    table.add_column("runs", min_width=19)
+    for heading, figure in columns.items():
+        lines = [*heading.split("\n"), *(figure(group) for group in groups)]
+        table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, lines)))
     for group in groups:
         table.add_row(group.label, outcomes(group), *(figure(group) for figure in columns.values()))
     naive = sorted({run.tags["best_naive"] for run in runs if "best_naive" in run.tags})
