@@ -30,14 +30,14 @@ def run(policy: str, seed: int) -> RunRow:
         "best_naive": "climatology",
         "memory_source": "a card",
     }
-    return RunRow(f"{policy}{seed}", "name", "FINISHED", 0, {"policy": policy, "seed": str(seed), "data.target": policy}, tags, metrics)
+    return RunRow(f"{policy}{seed}", "name", "FINISHED", 0, {"policy": policy, "seed": str(seed)}, tags, metrics)
 
 
 RUNS = [run(policy, seed) for policy in ("clear_cache_every_batch", "keep") for seed in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [(90, ["audit", "loss"]), (130, ["claimed", "seconds"]), (TABLE_WIDTH, ["q-risk", "optimizer"])]
+    ("width", "shown"), [(100, ["audit", "loss"]), (130, ["claimed", "seconds"]), (TABLE_WIDTH, ["q-risk", "optimizer"])]
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_every_one_whole(width: int, shown: list[str]) -> None:
     console = Console(width=width)
