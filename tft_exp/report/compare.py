@@ -16,7 +16,7 @@ from tft_exp.tracking.runs import RunRow
 
 # What repeats an experiment rather than changing it.
 REPETITION = "seed"
-TABLE_WIDTH = 178  # what all columns need
+TABLE_WIDTH = 190  # what all columns need
 
 
 @dataclass(frozen=True)
