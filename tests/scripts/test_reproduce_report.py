@@ -1,0 +1,52 @@
+"""What the report's reproduction computes itself, beside the figures that it reads from runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce_report.py"
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reproduce_report", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reproduce_report"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_kept_of_a_segment_by_one_that_lives_in_it(script: ModuleType) -> None:
+    # A block of 18 MiB dies before the second comes, which takes 4 MiB of its segment and stays.
+    assert script.retained([18 * MIB, 4 * MIB], [1, None]) == (14 * MIB, 14 * MIB)
+    # Where both live at once, the second gets a segment of 20 MiB of its own, and the first one's is given back.
+    assert script.retained([18 * MIB, 4 * MIB], [2, None]) == (16 * MIB, 16 * MIB)
+    assert script.retained([18 * MIB, 4 * MIB], [1, 1]) == (0, 0)
+
+
+def test_the_recorder_knows_how_long_each_allocation_lived(script: ModuleType) -> None:
+    allocator = script.RecordingAllocator(1 << 40)
+    first = allocator.allocate(100)
+    second = allocator.allocate(200)
+    allocator.release(first)
+    allocator.allocate(300)
+    allocator.release(second)
+    assert allocator.events == [(100, 2), (200, 2), (300, None)]
+
+
+def test_moments_are_those_of_the_last_epoch_that_reached_validation(script: ModuleType) -> None:
+    def row(epoch: int, phase: str, start: float, end: float) -> dict[str, str]:
+        return {"epoch": str(epoch), "phase": phase, "start_allocated_mib": str(start), "end_allocated_mib": str(end)}
+
+    rows = [row(1, "setup", 0, 5), row(1, "train", 5, 9), row(1, "before_validation", 9, 4), row(1, "validation", 4, 4)]
+    assert script.moments(rows) == {"epoch start": 5, "after training": 9, "before validation": 9, "after the drop": 4}
+    assert script.moments([*rows, row(2, "train", 7, 8)])["after training"] == 9
+    assert script.moments([*rows, row(2, "train", 7, 8), row(2, "before_validation", 8, 3)])["after the drop"] == 3
