@@ -28,19 +28,28 @@ def holders_of(tensors: list[Tensor]) -> list[str]:
     """The nearest holders of some tensors, at most three, each as a chain such as
     `local 'old' in train (trainer.py:104) -> AdamW.state[parameter]['exp_avg']`; empty where nothing in Python leads to them.
     """
-    gc.unfreeze()  # what holds the state may be older than the run, and set aside with the libraries
     largest = max((tensor.nbytes for tensor in tensors), default=0)
     tensors = [tensor for tensor in tensors if tensor.nbytes * 2 >= largest]  # a step count names nobody
     variables = _variables()
+    chains, rooted = _climb(tensors, variables)
+    if not rooted:
+        # The holder may be older than the run, and set aside with the libraries, among many more objects to go through.
+        gc.unfreeze()
+        chains, _ = _climb(tensors, variables)
+    named = [variables.get(id(chain[0]), "") + _describe(chain) for chain in chains]
+    return list(dict.fromkeys(named))[:MOST_NAMED]
+
+
+def _climb(tensors: list[Tensor], variables: dict[int, str]) -> tuple[list[list[Any]], bool]:
+    """The shortest chains from something that is a root down to the tensors, and true; without a root, as in a cycle that is
+    garbage, chains from as far up as there is anything, and false."""
     below: dict[int, Any] = dict.fromkeys(map(id, tensors))  # an object's id -> the object that it holds
     layer: list[Any] = tensors
     ours = {id(below), id(tensors), id(variables)}
-    chains: list[list[Any]] = []
     for _ in range(MOST_STEPS):
         tops = [member for member in layer if id(member) in variables or _is_root(member)]
         if tops:
-            chains = [_down_from(top, below) for top in tops]
-            break
+            return [_down_from(top, below) for top in tops], True
         found = gc.get_referrers(*layer)
         in_layer = {id(member) for member in layer}
         ours |= {id(layer), id(found), id(tops)}
@@ -53,14 +62,9 @@ def holders_of(tensors: list[Tensor]) -> list[str]:
                 below[id(holder)] = held
                 upper.append(holder)
         if not upper:
-            # Nothing that runs leads there: garbage in a cycle.
-            chains = [_down_from(top, below) for top in layer if id(top) not in map(id, tensors)]
             break
         layer = upper
-    named: dict[str, None] = {}
-    for chain in chains:
-        named[variables.get(id(chain[0]), "") + _describe(chain)] = None
-    return list(named)[:MOST_NAMED]
+    return [_down_from(top, below) for top in layer if below[id(top)] is not None], False
 
 
 def _variables() -> dict[int, str]:
