@@ -61,7 +61,7 @@ class Witness:
         for tensor in tensors:
             if memory.holds(tensor):
                 for storage in storages(tensor):
-                    self._bytes[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+                    self._bytes[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
 
     @property
     def total_mib(self) -> float:
@@ -69,7 +69,7 @@ class Witness:
         return sum(nbytes for _, nbytes in self._bytes.values()) / MIB
 
     def alive(self) -> dict[int, int]:
-        """Those still held by anybody, garbage in cycles included: address -> bytes."""
+        """Those still held by anybody, garbage in cycles included: storage -> bytes."""
         return {address: nbytes for address, (reference, nbytes) in self._bytes.items() if not reference.expired()}
 
     def alive_mib(self) -> float:
@@ -125,4 +125,4 @@ def _census(memory: DeviceMemory) -> Iterator[tuple[Tensor, int, int]]:
     for tensor in [member for member in gc.get_objects() if issubclass(type(member), Tensor)]:
         if memory.holds(tensor):
             for storage in storages(tensor):
-                yield tensor, storage.data_ptr(), storage.nbytes()
+                yield tensor, storage._cdata, storage.nbytes()
