@@ -15,7 +15,8 @@ run: $(INSTALLED)
 	$(BIN)/tft-exp train experiment=demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	# Two files at a time, with one thread each: torch's threads spin while they wait, and would take the cores from each other.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
