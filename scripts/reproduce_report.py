@@ -77,7 +77,7 @@ def phases_of(store: Store, run: RunRow) -> list[dict[str, str]]:
 
 def moments(phases: Sequence[dict[str, str]]) -> dict[str, float]:
     """Tensors on the card at the moments that the report logged, MiB, of the last epoch that got so far."""
-    last = max(row["epoch"] for row in phases if row["phase"] == "before_validation")
+    last = max((row["epoch"] for row in phases if row["phase"] == "before_validation"), key=int)
     of_epoch = {row["phase"]: row for row in phases if row["epoch"] == last and row["phase"] != "setup"}
     around = of_epoch["before_validation"]
     return {
@@ -89,7 +89,8 @@ def moments(phases: Sequence[dict[str, str]]) -> dict[str, float]:
 
 
 def print_table(store: Store, runs: Sequence[RunRow], *, with_report: bool) -> None:
-    epochs = 5 if with_report else 1
+    config = compose_config([f"experiment={EXPERIMENTS[0 if with_report else 1]}"])
+    epochs, context_mib = config.trainer.max_epochs, config.device.context_mib
     print(f"Tensors on the card in MiB; peak with segments and context, and its share of {CARD_MIB} MiB.\n")
     print(
         "| policy | epochs done | out of memory in | peak MiB (% of the card) | epoch start > after training > after the policy | s an epoch | claimed > freed MiB | verdict |"
@@ -97,7 +98,7 @@ def print_table(store: Store, runs: Sequence[RunRow], *, with_report: bool) -> N
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for run in runs:
         m, at = run.metrics, moments(phases_of(store, run))
-        peak = m["summary/peak_reserved_mib"] + 450
+        peak = m["summary/peak_reserved_mib"] + context_mib
         line = f"{at['epoch start']:,.0f} > {at['after training']:,.0f} ({at['after training'] - at['epoch start']:+,.0f}) > "
         line += f"{at['after the drop']:,.0f} ({at['after the drop'] - at['before validation']:+,.0f})"
         seconds = f"{m['summary/epoch_seconds']:.1f}" if "summary/epoch_seconds" in m else "-"

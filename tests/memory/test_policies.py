@@ -113,3 +113,43 @@ def test_a_policy_that_cannot_free_anything_is_said_to_be_idle() -> None:
         assert name in (idle_on(name, process) or "")
         assert idle_on(name, card) is None
     assert idle_on("recreate", process) is None
+
+
+class LateMemory(VirtualMemory):
+    """Copies to the host come as late as CUDA's may: with `finish_copies`, or when something is put back."""
+
+    def __init__(self) -> None:
+        super().__init__(4096, 450)
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = super().fetch(tensor)
+        if host is not tensor:
+            self._under_way.append((host, host.detach().clone()))
+            host.detach().fill_(float("nan"))
+        return host
+
+    def finish_copies(self) -> None:
+        for host, values in self._under_way:
+            host.detach().copy_(values)
+        self._under_way.clear()
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.finish_copies()
+        return super().put(tensor)
+
+
+@pytest.mark.parametrize("fused", [True, None])
+@pytest.mark.parametrize("name", ["offload", "offload_always", "cpu_validation"])
+def test_nothing_is_read_on_the_host_before_it_has_come(name: str, fused: bool | None) -> None:
+    bits = []
+    for memory, policy in ((VirtualMemory(4096, 450), POLICIES["keep"]), (LateMemory(), POLICIES[name])):
+        with memory.attach():
+            stepped = Stepped(memory, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused), policy)
+            with policy.around_validation(stepped.owner, stepped.model, memory) as move:
+                result = stepped.validate(move)
+                assert torch.isfinite(result).all()
+            stepped.step()
+            memory.finish_copies()
+            bits.append([result, *stepped.bits()])
+    assert all(torch.equal(one, other) for one, other in zip(*bits, strict=True))

@@ -115,7 +115,8 @@ class RealDevice:
         return nullcontext()
 
     def holds(self, tensor: Tensor) -> bool:
-        return tensor.device == self.device
+        # A device that was named without its number, as MPS is, is the one that its tensors lie on.
+        return tensor.device.type == self.device.type and self.device.index in (None, tensor.device.index)
 
     def put(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)

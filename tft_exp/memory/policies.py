@@ -99,7 +99,14 @@ def cpu_validation(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory
     model._apply(memory.fetch)
     memory.finish_copies()
     memory.clear_cache()
-    yield memory.fetch
+
+    def arrived(tensor: Tensor) -> Tensor:
+        # The CPU reads it at once, where a copy that is still under way would give it whatever lay in the host's memory.
+        host = memory.fetch(tensor)
+        memory.finish_copies()
+        return host
+
+    yield arrived
     model._apply(memory.put)
 
 
@@ -152,9 +159,12 @@ def step_in_place(optimizer: Optimizer, memory: DeviceMemory, parameters: Sequen
 
 def step_in_buckets(optimizer: Optimizer, memory: DeviceMemory, parameters: Sequence[Tensor]) -> None:
     """A step whose state comes onto the device bucket by bucket, and leaves it again."""
+    # torch keeps step counts on the CPU unless the optimizer is fused or capturable (Optimizer.load_state_dict).
+    counts_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for bucket in buckets(parameters, BUCKET_MIB * MIB):
         for holder, key in state_slots(optimizer, bucket):
-            holder[key] = memory.put(holder[key])
+            if key != "step" or counts_on_device:
+                holder[key] = memory.put(holder[key])
         step_of(optimizer, bucket)
         fetch_state(optimizer, memory, bucket)
         # The next bucket's step may read on the host what is still on its way there.
