@@ -72,6 +72,7 @@ def test_metrics_of_every_epoch_and_one_summary(sweep: Sweep) -> None:
     metrics = sweep.runs[0].data.metrics
     wanted = {"train/loss", "val/loss", "val/q_risk_p10", "val/q_risk_p50", "val/q_risk_p90", "epoch/seconds", "naive/climatology_loss"}
     wanted |= {f"memory/{phase}_{edge}_rss_mib" for phase in PHASES for edge in ("start", "end", "peak")}
+    wanted |= {f"epoch/{phase}_seconds" for phase in PHASES}
     wanted |= {f"summary/{name}" for name in ("val_loss", "naive_loss", "skill", "epoch_seconds", "peak_rss_mib", "optimizer_state_mib")}
     assert wanted <= set(metrics)
     assert metrics["memory/train_peak_rss_mib"] >= metrics["memory/train_start_rss_mib"] > 50
@@ -146,8 +147,10 @@ def test_the_terminal_shows_the_comparison_and_the_way_to_mlflow(sweep: Sweep) -
 
 
 def test_compare_reads_the_sweep_back_and_draws_it(sweep: Sweep) -> None:
-    done = tft_exp("compare", "--png", "sweep.png", cwd=sweep.folder)
+    done = tft_exp("compare", "--baseline", "keep", "--png", "sweep.png", cwd=sweep.folder)
     assert done.returncode == 0, done.stderr
+    assert "Validation loss less that of policy=keep, paired by seed" in done.stdout
+    assert done.stdout.count("the same, bit for bit") == 4  # offload and stash, last and best epoch
     assert done.stdout.count("2 finished") == 4
     assert (sweep.folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
 

@@ -155,6 +155,29 @@ def test_a_new_optimizer_warms_up_again_and_the_first_does_not(config: Config, d
     assert rates == pytest.approx([base] * 4 + [base / 3, base * 2 / 3, base, base])
 
 
+@pytest.mark.parametrize("policy", ["keep", "clear_cache", "clear_cache_every_batch"])
+def test_clearing_after_every_batch_leaves_no_unused_segment_behind_one(policy: str, config: Config, dataset: Dataset) -> None:
+    memory = VirtualMemory(4096, 450)
+    with memory.attach():
+        placed = dataset.moved(memory.put)
+        trainer = trainer_for(config, dataset, policy, max_epochs=1)
+        trainer.timeline = Timeline(memory)
+        unused: dict[str, list[float]] = {"train": [], "validation": []}
+
+        def measure(phase: str) -> None:
+            now = memory.now()
+            assert now.reserved_mib is not None
+            before = now.reserved_mib
+            memory.allocator.flush()
+            unused[phase].append(before - memory.allocator.reserved / 2**20)
+
+        trainer.on_batch = measure
+        fit(trainer, placed)
+    assert len(unused["train"]) == 3
+    for phase in unused:
+        assert all((mib == 0) == (policy == "clear_cache_every_batch") for mib in unused[phase]), unused
+
+
 def test_what_an_audit_raises_ends_the_training_before_validation(config: Config, dataset: Dataset) -> None:
     trainer = trainer_for(config, dataset, "stash")
 

@@ -24,12 +24,12 @@ EXTRAS = {
 
 def require_installed(config: OptimizerConfig) -> None:
     """Raises ConfigError where the optimizer needs a package that is not there."""
-    for choice in (config.kind, config.state_format):
-        package, extra = EXTRAS.get(choice, ("torch", ""))
-        if importlib.util.find_spec(package) is None:
+    for key, choice in (("optimizer.kind", config.kind), ("optimizer.state_format", config.state_format)):
+        package, extra = EXTRAS.get(choice, (None, None))
+        if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"optimizer {choice.value} needs the package {package}, which is not installed",
-                where="optimizer",
+                f"{key}={choice.value} needs the package {package}, which is not installed",
+                where=key,
                 mend=f"pip install 'tft-exp[{extra}]'",
             )
 
