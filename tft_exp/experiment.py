@@ -143,14 +143,14 @@ class Progressed:
     naive: Quality | None = None
     results: list[EpochResult] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
-    finding: Finding | None = None  # the worst of all epochs
+    finding: Finding | None = None  # of the first epoch whose claim did not stand, else of the last
 
     def audited(self, audit: StateAudit, config: Config) -> None:
         """Remember an audit; a claim that does not stand is said once, or ends the run."""
-        self.extra |= audit_metrics(audit)
         finding, worst = audit.finding, self.finding
-        if worst is None or (worst.verdict.stands and not finding.verdict.stands):
+        if worst is None or worst.verdict.stands:
             self.finding = finding
+            self.extra |= audit_metrics(audit)
             if not finding.verdict.stands:
                 log.warning("audit of policy=%s: %s", config.policy.residency.value, finding)
         if not finding.verdict.stands and config.audit is AuditMode.strict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import subprocess
@@ -16,17 +15,6 @@ from tft_exp.memory.allocator import Block, CachingAllocator, segment_size
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "allocator_trace.py"
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("allocator_trace", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["allocator_trace"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def trace_of_model(seed: int) -> list[tuple[str, int, int]]:

@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
-import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce_report.py"
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reproduce_report", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reproduce_report"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_what_is_kept_of_a_segment_by_one_that_lives_in_it(script: ModuleType) -> None:

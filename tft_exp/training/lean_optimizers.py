@@ -14,16 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class BFloat16AdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter 2019) whose moments are bfloat16: 4 bytes a parameter.
-
-    Moments are float32 while a parameter steps, and rounded stochastically when they are kept (Zamirai et al. 2020): with
-    beta2 = 0.999 a step changes them by less than bfloat16 resolves, and rounding to nearest would never let them move. The
-    random bits are a function of parameter and step, so that a resumed run draws the same ones.
-    """
-
-    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+class ByParameter(Optimizer):
+    """Steps one parameter after another, each by `_step_one`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -34,6 +26,21 @@ class BFloat16AdamW(Optimizer):
                 if parameter.grad is not None:
                     self._step_one(parameter, parameter.grad, group)
         return None
+
+    def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class BFloat16AdamW(ByParameter):
+    """AdamW (Loshchilov and Hutter 2019) whose moments are bfloat16: 4 bytes a parameter.
+
+    Moments are float32 while a parameter steps, and rounded stochastically when they are kept (Zamirai et al. 2020): with
+    beta2 = 0.999 a step changes them by less than bfloat16 resolves, and rounding to nearest would never let them move. The
+    random bits are a function of parameter and step, so that a resumed run draws the same ones.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         (beta1, beta2), rate, state = group["betas"], group["lr"], self.state[parameter]
@@ -63,7 +70,7 @@ def round_stochastically(value: Tensor, noise: torch.Generator) -> Tensor:
     return below.add_(value.view(torch.int32)).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()
 
 
-class Muon(Optimizer):
+class Muon(ByParameter):
     """Muon (Jordan et al. 2024): momentum, orthogonalised, for groups with `orthogonal=True`; AdamW for the others.
 
     4 bytes a parameter for matrices. torch.optim.Muon takes two-dimensional parameters alone; here any leading dimensions
@@ -78,18 +85,11 @@ class Muon(Optimizer):
             params, {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay, "orthogonal": False}
         )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        if closure is not None:
-            raise ValueError("a closure is not supported")
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update = self._orthogonal if group["orthogonal"] else self._adam
-                    # The update is made before the parameter decays, as in AdamW.
-                    change = update(self.state[parameter], parameter.grad, group)
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-group["lr"])
-        return None
+    def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        update = self._orthogonal if group["orthogonal"] else self._adam
+        # The update is made before the parameter decays, as in AdamW.
+        change = update(self.state[parameter], gradient, group)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-group["lr"])
 
     def _orthogonal(self, state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> Tensor:
         if not state:
