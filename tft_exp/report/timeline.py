@@ -74,9 +74,12 @@ def _draw(records: Sequence[PhaseRecord], memory: DeviceMemory, path: Path, titl
     bottom = axes.get_ylim()[0]
     cut = f"; the axis starts at {bottom:.0f} MiB" if bottom > 0 else ""
     source = textwrap.fill(memory.source, width=int(16 * figure.get_figwidth()))
-    axes.set_title(f"{title}\nline = start to end, bar = up to the peak, dashes = room for tensors{cut}\n{source}", loc="left", fontsize=8)
     room = memory.capacity_mib
-    if room is not None and room < 3 * high:
+    # A line far above every bar would only press the bars together.
+    shows_room = room is not None and room < 3 * high
+    dashes = ", dashes = room for tensors" if shows_room else ""
+    axes.set_title(f"{title}\nline = start to end, bar = up to the peak{dashes}{cut}\n{source}", loc="left", fontsize=8)
+    if room is not None and shows_room:
         axes.axhline(room, color="#b00020", linestyle="--", linewidth=1)
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.06 * room))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=5, frameon=False, fontsize=8)
