@@ -76,13 +76,10 @@ def record(path: Path, overrides: list[str]) -> None:
 
     from tft_exp.compose import compose_config
     from tft_exp.data.dataset import load_dataset
-    from tft_exp.experiment import build_model
     from tft_exp.hardware import resolve_device
     from tft_exp.memory.devices import open_memory
-    from tft_exp.memory.policies import POLICIES, OptimizerOwner
     from tft_exp.memory.timeline import Timeline
-    from tft_exp.training.optimizers import build_optimizer
-    from tft_exp.training.trainer import Trainer
+    from tft_exp.training.assembly import assemble
 
     config = compose_config(["trainer=quick", *overrides])
     device = resolve_device(config.device)
@@ -90,20 +87,9 @@ def record(path: Path, overrides: list[str]) -> None:
         raise SystemExit(f"a trace needs a CUDA card, and this would run on {device.type}; compare reads a trace anywhere")
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=5_000_000)
     memory = open_memory(device)
-    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon).moved(memory.put)
-    model = build_model(config, dataset).to(device)
-    trainer = Trainer(
-        model=model,
-        quantiles=memory.put(torch.tensor(config.model.quantiles)),
-        owner=OptimizerOwner(lambda: build_optimizer(config.optimizer, model)),
-        policy=POLICIES[config.policy.residency.value],
-        timeline=Timeline(memory),
-        config=config.trainer,
-        batch=config.batch,
-        optimizer=config.optimizer,
-        seed=config.seed,
-    )
-    list(trainer.epochs(dataset.gather, dataset.windows["train"], dataset.windows["validation"][: 2 * config.batch.validation]))
+    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(memory))
+    list(assembled.trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation[: 2 * config.batch.validation]))
     trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]
     events = [
         (entry["action"], entry["addr"], entry["size"]) for entry in trace if entry["action"] in {"alloc", "free_completed", *SEGMENTS}

@@ -19,13 +19,10 @@ import torch
 
 from tft_exp.compose import compose_config
 from tft_exp.data.dataset import load_dataset
-from tft_exp.experiment import build_model
 from tft_exp.hardware import resolve_device
 from tft_exp.memory.devices import open_memory
-from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.timeline import Timeline
-from tft_exp.training.optimizers import build_optimizer
-from tft_exp.training.trainer import Trainer
+from tft_exp.training.assembly import assemble
 
 
 class Bench:
@@ -35,21 +32,9 @@ class Bench:
         config = compose_config(overrides)
         self.config = config
         self.device = resolve_device(config.device)
-        torch.manual_seed(config.seed)
         dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
-        self.dataset = dataset.moved(lambda tensor: tensor.to(self.device))
-        model = build_model(config, dataset).to(self.device)
-        self.trainer = Trainer(
-            model=model,
-            quantiles=torch.tensor(config.model.quantiles, device=self.device),
-            owner=OptimizerOwner(lambda: build_optimizer(config.optimizer, model)),
-            policy=POLICIES["keep"],
-            timeline=Timeline(open_memory(self.device)),
-            config=config.trainer,
-            batch=config.batch,
-            optimizer=config.optimizer,
-            seed=config.seed,
-        )
+        assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(open_memory(self.device)))
+        self.trainer, self.rows = assembled.trainer, assembled.rows
 
     def rate(self, work: Callable[[], int]) -> float:
         memory = self.trainer.timeline.memory
@@ -62,26 +47,26 @@ class Bench:
     def gather(self) -> float:
         def work() -> int:
             for part in windows.split(self.config.batch.train):
-                self.dataset.gather(part)
+                self.rows.gather(part)
             return len(windows)
 
-        windows = self.dataset.windows["train"][: 50 * self.config.batch.train]
+        windows = self.rows.windows["train"][: 50 * self.config.batch.train]
         return self.rate(work)
 
     def train(self) -> float:
-        windows = self.dataset.windows["train"][: 8 * self.config.batch.train]
+        windows = self.rows.windows["train"][: 8 * self.config.batch.train]
 
         def work() -> int:
-            self.trainer.train(self.dataset.gather, windows, total_steps=1_000_000)
+            self.trainer.train(self.rows.gather, windows, total_steps=1_000_000)
             return len(windows)
 
         return self.rate(work)
 
     def validate(self) -> float:
-        windows = self.dataset.windows["validation"][: 2 * self.config.batch.validation]
+        windows = self.rows.windows["validation"][: 2 * self.config.batch.validation]
 
         def work() -> int:
-            self.trainer.evaluate(self.dataset.gather, windows, lambda tensor: tensor)
+            self.trainer.evaluate(self.rows.gather, windows, lambda tensor: tensor)
             return len(windows)
 
         return self.rate(work)

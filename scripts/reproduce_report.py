@@ -19,20 +19,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from tft_exp.compose import compose_config
 from tft_exp.data.dataset import load_dataset
-from tft_exp.experiment import build_model
 from tft_exp.memory.allocator import Block, CachingAllocator, round_request, segment_size
 from tft_exp.memory.devices import MIB
-from tft_exp.memory.policies import POLICIES, OptimizerOwner
-from tft_exp.memory.timeline import Timeline
-from tft_exp.memory.virtual import VirtualMemory
+from tft_exp.memory.trace import Event, Trace
+from tft_exp.planning.rehearsal import rehearse
+from tft_exp.planning.shape import shape_of
 from tft_exp.tracking.runs import RunRow, load_sweep
 from tft_exp.tracking.store import Store, open_store
-from tft_exp.training.optimizers import build_optimizer
-from tft_exp.training.trainer import Trainer
 
 CARD_MIB = 4096
 # What the report's trainer logged, in its own unit, MB.
@@ -184,53 +179,23 @@ def print_fragmentation(small: Sequence[RunRow], large: Sequence[RunRow]) -> Non
 ORDERS = 200
 
 
-class RecordingAllocator(CachingAllocator):
-    """Remembers every allocation: its size, and how many later ones it outlived."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.events: list[tuple[int, int | None]] = []
-        self._numbers: dict[int, int] = {}
-
-    def allocate(self, size: int) -> Block | None:
-        block = super().allocate(size)
-        if block is not None:
-            self._numbers[id(block)] = len(self.events)
-            self.events.append((size, None))
-        return block
-
-    def release(self, block: Block | None) -> None:
-        if block is not None:
-            number = self._numbers.pop(id(block))
-            self.events[number] = (self.events[number][0], len(self.events) - number)
-        super().release(block)
-
-
 def record_epoch() -> list[tuple[int, int | None]]:
-    """The allocations of setting up, one training step and one validation batch of the report's model; those of tensors that
-    outlive it have no life."""
-    config = compose_config(["experiment=foxhunt_4gb", "trainer.limit_train_batches=1", "trainer.max_epochs=1"])
+    """The allocations of setting up, one training step and one validation batch of the report's model."""
+    limits = ["trainer.limit_train_batches=1", "trainer.limit_validation_batches=1", "trainer.max_epochs=1"]
+    config = compose_config([f"experiment={EXPERIMENTS[0]}", *limits])
     dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
-    memory = VirtualMemory(CARD_MIB, config.device.context_mib)
-    memory.allocator = recorder = RecordingAllocator(memory.allocator.capacity)
-    with memory.attach():
-        placed = dataset.moved(memory.put)
-        model = build_model(config, dataset)._apply(memory.put)
-        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model))
-        quantiles = memory.put(torch.tensor(config.model.quantiles))
-        trainer = Trainer(
-            model=model,
-            quantiles=quantiles,
-            owner=owner,
-            policy=POLICIES["keep"],
-            timeline=Timeline(memory),
-            config=config.trainer,
-            batch=config.batch,
-            optimizer=config.optimizer,
-            seed=0,
-        )
-        list(trainer.epochs(placed.gather, placed.windows["train"], placed.windows["validation"][:1]))
-        return list(recorder.events)
+    return lives(rehearse(config, shape_of(dataset)).trace)
+
+
+def lives(trace: Trace) -> list[tuple[int, int | None]]:
+    """Each allocation's bytes, and how many later ones it outlived; those that outlive the trace have no life."""
+    events: list[tuple[int, int | None]] = []
+    for event, number in trace:
+        if event is Event.allocate:
+            events.append((number, None))
+        elif event is Event.release:
+            events[number] = (events[number][0], len(events) - number)
+    return events
 
 
 def retained(sizes: Sequence[int], lives: Sequence[int | None]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ FLOORS = [
     "cli",
     "app",
     "experiment",
+    "planning",
     "hardware",
     "training",
     "report",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from tft_exp.config import AuditMode, Config
 from tft_exp.data.dataset import Dataset, load_dataset
@@ -18,18 +17,18 @@ from tft_exp.errors import AuditError
 from tft_exp.hardware import device_name, open_device_memory, resolve_device
 from tft_exp.memory.audit import Finding
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory
-from tft_exp.memory.policies import POLICIES, OptimizerOwner, idle_on
+from tft_exp.memory.policies import idle_on
 from tft_exp.memory.timeline import Timeline
-from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
+from tft_exp.training.assembly import assemble, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
 from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary, shortage_metrics
 from tft_exp.training.naive import naive_qualities
-from tft_exp.training.optimizers import build_optimizer, require_installed
-from tft_exp.training.trainer import EpochResult, Quality, StateAudit, Trainer, spread_over
+from tft_exp.training.optimizers import require_installed
+from tft_exp.training.trainer import EpochResult, Quality, StateAudit
 
 log = logging.getLogger("tft_exp")
 
@@ -201,15 +200,10 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
     return Outcome(recorder.run_id, recorder.name, recorder.outcome, phase, summary)
 
 
-def _validation_windows(config: Config, dataset: Dataset) -> Tensor:
-    most = config.trainer.limit_validation_batches
-    return spread_over(dataset.windows["validation"], most and most * config.batch.validation)
-
-
 def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
     """The best of the naive forecasts over the validation windows, by its loss."""
-    validation = _validation_windows(config, dataset)
-    naive = naive_qualities(dataset, validation, torch.tensor(config.model.quantiles), config.data.season_length)
+    validation = validation_windows(config, dataset.rows)
+    naive = naive_qualities(dataset.rows, validation, torch.tensor(config.model.quantiles), config.data.season_length)
     best = min(naive, key=lambda name: naive[name].loss)
     recorder.tag({"best_naive": best})
     recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
@@ -218,35 +212,16 @@ def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
 
 def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:
     """Train to the end, recording every epoch and keeping the best weights."""
-    memory, device = timeline.memory, timeline.memory.device
-    with timeline.phase("setup"):
-        torch.manual_seed(config.seed)
-        placed = dataset.moved(memory.put)
-        validation = memory.put(_validation_windows(config, dataset))
-        model = build_model(config, dataset)._apply(memory.put)  # type: ignore[no-untyped-call]
-        memory.observe(model)
-        quantiles = memory.put(torch.tensor(config.model.quantiles))
-        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model))
-    trainer = Trainer(
-        model=model,
-        quantiles=quantiles,
-        owner=owner,
-        policy=POLICIES[config.policy.residency.value],
-        timeline=timeline,
-        config=config.trainer,
-        batch=config.batch,
-        optimizer=config.optimizer,
-        seed=config.seed,
-        gradients=config.gradients.release,
-        rewarmup_steps=config.policy.rewarmup_steps,
-    )
-    train = placed.windows["train"]
+    memory = timeline.memory
+    assembled = assemble(config, dataset.rows, dataset.sizes, timeline)
+    trainer, rows, train, validation = assembled.trainer, assembled.rows, assembled.train, assembled.validation
+    model = trainer.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     progressed.extra["parameters"] = float(parameters)
     log.info(
         "%s on %s: %s parameters, %s training and %s validation windows",
         recorder.name,
-        device_name(device, config.device),
+        device_name(memory.device, config.device),
         f"{parameters:,}",
         f"{len(train):,}",
         f"{len(validation):,}",
@@ -256,29 +231,15 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
     with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
         trainer.on_batch = progress.advance
         trainer.on_audit = lambda audit: progressed.audited(audit, config)
-        for result in trainer.epochs(placed.gather, train, validation):
+        for result in trainer.epochs(rows.gather, train, validation):
             progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)
             recorder.log(metrics, step=result.epoch + 1)
             progress.epoch(result.epoch + 1, metrics)
             if result.improved:
                 save_weights(model, checkpoint)
-    if len(placed.windows["test"]):
+    if len(rows.windows["test"]):
         load_weights(model, checkpoint)
         with timeline.phase("test", len(progressed.results)):
-            test = trainer.evaluate(placed.gather, placed.windows["test"], memory.put)
+            test = trainer.evaluate(rows.gather, rows.windows["test"], memory.put)
         progressed.extra |= quality_metrics(test, "test_")
-
-
-def build_model(config: Config, dataset: Dataset) -> TemporalFusionTransformer:
-    shape = config.model
-    return TemporalFusionTransformer(
-        dataset.sizes,
-        hidden_size=shape.hidden_size,
-        attention_heads=shape.attention_heads,
-        lstm_layers=shape.lstm_layers,
-        dropout=shape.dropout,
-        lookback=shape.lookback,
-        horizon=shape.horizon,
-        quantiles=shape.quantiles,
-    )

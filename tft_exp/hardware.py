@@ -7,6 +7,7 @@ import torch
 from tft_exp.config import DeviceConfig, DeviceKind
 from tft_exp.errors import ConfigError
 from tft_exp.memory.devices import DeviceMemory, open_memory
+from tft_exp.memory.kernels import KernelMemory
 from tft_exp.memory.virtual import VirtualMemory
 
 
@@ -42,11 +43,17 @@ def open_device_memory(config: DeviceConfig, device: torch.device) -> DeviceMemo
     """The memory of the device, real or virtual. Raises ConfigError where a card cannot stand for the one asked for."""
     if config.kind is DeviceKind.virtual:
         assert config.capacity_mib is not None
-        return VirtualMemory(config.capacity_mib, config.context_mib, expandable_segments=config.expandable_segments)
+        return VirtualMemory(
+            config.capacity_mib, config.context_mib, expandable_segments=config.expandable_segments, kernels=kernel_memory(config)
+        )
     try:
         return open_memory(device, config.capacity_mib, config.context_mib)
     except ValueError as error:
         raise ConfigError(f"device.capacity_mib={config.capacity_mib} is not allowed: {error}", where="device.capacity_mib") from error
+
+
+def kernel_memory(config: DeviceConfig) -> KernelMemory:
+    return KernelMemory(config.cublas_workspace_kib * 1024, config.lstm_reserve)
 
 
 def device_name(device: torch.device, config: DeviceConfig) -> str:

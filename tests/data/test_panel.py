@@ -142,7 +142,9 @@ def test_duplicates(tmp_path: Path) -> None:
     index = first.roles.observed_reals.index("close")
 
     def value(dataset, row: int) -> float:  # type: ignore[no-untyped-def]
-        return float(dataset.tensors.observed_reals[row, index] * dataset.tensors.target_scale[0] + dataset.tensors.target_location[0])
+        return float(
+            dataset.rows.tensors.observed_reals[row, index] * dataset.rows.tensors.target_scale[0] + dataset.rows.tensors.target_location[0]
+        )
 
     assert value(first, 20) == pytest.approx(table["close"][20], rel=1e-6)
     assert value(last, 20) == pytest.approx(table["low"][20], rel=1e-6)
@@ -247,7 +249,7 @@ def test_a_column_with_the_name_of_a_derived_input(tmp_path: Path) -> None:
         load_table(table, tmp_path, "data.observed_real=[body]", features="ohlcv")
     kept = load_table(table, tmp_path, features="ohlcv")
     assert kept.report.warnings == ["the target log_return is derived from the bars; the file's column of that name is not read"]
-    assert kept.tensors.target.std() > 0
+    assert kept.rows.tensors.target.std() > 0
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_entities_of_several_columns(tmp_path: Path) -> None:
     table["venue"] = np.where(np.arange(120) % 2 == 0, "X", "Y")
     dataset = load_table(table, tmp_path, "data.entities=[symbol,venue]")
     assert dataset.report.entity_names == ["A/X", "A/Y", "B/X", "B/Y"]
-    assert [int((dataset.tensors.target_location > 0).sum())] == [4]
+    assert [int((dataset.rows.tensors.target_location > 0).sum())] == [4]
 
 
 def test_an_entity_too_short_for_a_window(tmp_path: Path) -> None:
@@ -296,7 +298,7 @@ def test_an_entity_that_training_never_saw(tmp_path: Path) -> None:
     assert "late" in str(caught.value)
     kept = load_table(table, tmp_path, "data.validation_fraction=0.5", "data.on_unseen_entity=drop")
     assert kept.report.entity_names == ["A"]
-    assert set(kept.windows["validation"][:, 0].tolist()) == {0}
+    assert set(kept.rows.windows["validation"][:, 0].tolist()) == {0}
 
 
 def test_categories_that_training_never_saw_count_as_unknown(tmp_path: Path) -> None:
@@ -305,5 +307,5 @@ def test_categories_that_training_never_saw_count_as_unknown(tmp_path: Path) -> 
     dataset = load_table(table, tmp_path, "data.observed_categorical=[regime]")
     assert dataset.preprocessing["vocabularies"]["regime"] == ["calm"]
     assert dataset.sizes.observed_cardinalities == (2,)
-    assert dataset.tensors.observed_categoricals[:, 0].tolist() == [1] * 100 + [0] * 20
+    assert dataset.rows.tensors.observed_categoricals[:, 0].tolist() == [1] * 100 + [0] * 20
     assert any("regime: 20 rows" in warning and "'wild'" in warning for warning in dataset.report.warnings)

@@ -77,11 +77,11 @@ def test_nothing_after_the_cut_reaches_training(features: str, tmp_path: Path) -
     after = load_table(changed, tmp_path, features=features)
     assert before.preprocessing == after.preprocessing
     assert torch.equal(before.training_rows, after.training_rows)
-    assert torch.equal(before.windows["train"], after.windows["train"])
-    one, other = before.gather(before.windows["train"]), after.gather(after.windows["train"])
+    assert torch.equal(before.rows.windows["train"], after.rows.windows["train"])
+    one, other = before.rows.gather(before.rows.windows["train"]), after.rows.gather(after.rows.windows["train"])
     for a, b in zip([*one.inputs, *one[1:]], [*other.inputs, *other[1:]], strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(before.tensors.target, after.tensors.target)
+    assert not torch.equal(before.rows.tensors.target, after.rows.tensors.target)
 
 
 @pytest.mark.parametrize("scaling", ["entity", "all"])
@@ -92,12 +92,12 @@ def test_scaling_is_of_training_rows_and_can_be_undone(scaling: str, tmp_path: P
     closes = table["close"].to_numpy().reshape(2, 200)
     train = closes[:, :160]
     mean, spread = (train.mean(1), train.std(1)) if scaling == "entity" else (np.repeat(train.mean(), 2), np.repeat(train.std(), 2))
-    np.testing.assert_allclose(dataset.tensors.target_location, mean, rtol=1e-6)
-    np.testing.assert_allclose(dataset.tensors.target_scale, spread, rtol=1e-6)
-    batch = dataset.gather(dataset.windows["validation"])
+    np.testing.assert_allclose(dataset.rows.tensors.target_location, mean, rtol=1e-6)
+    np.testing.assert_allclose(dataset.rows.tensors.target_scale, spread, rtol=1e-6)
+    batch = dataset.rows.gather(dataset.rows.windows["validation"])
     own_unit = batch.target * batch.scale[:, None] + batch.location[:, None]
     ahead = np.arange(LOOKBACK, LOOKBACK + HORIZON)
-    expected = [closes[entity, first % 200 + ahead] for entity, first in dataset.windows["validation"].tolist()]
+    expected = [closes[entity, first % 200 + ahead] for entity, first in dataset.rows.windows["validation"].tolist()]
     np.testing.assert_allclose(own_unit, np.stack(expected), rtol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_a_large_mean_hides_no_spread(origin: float, tmp_path: Path) -> None:
     table["level"] = origin + np.arange(120) % 2
     table["still"] = origin + 0.1
     dataset = load_table(table, tmp_path, "data.observed_real=[level,still]")
-    level, still = dataset.tensors.observed_reals[:, 1:].unbind(1)
+    level, still = dataset.rows.tensors.observed_reals[:, 1:].unbind(1)
     assert level.tolist() == [-1.0, 1.0] * 60
     assert not still.any()
     assert dataset.report.constants == ["still"]
@@ -135,9 +135,9 @@ def test_names_rows_and_bytes_of_a_dataset(tmp_path: Path) -> None:
     assert dataset.entity_names == ["A", "B"]
     assert dataset.training_rows.tolist() == ([True] * 96 + [False] * 24) * 2
     assert dataset.cuts.validation_us == int(table["timestamp"][96].timestamp() * 1e6)
-    rows, windows = 240, sum(len(index) for index in dataset.windows.values())
+    rows, windows = 240, sum(len(index) for index in dataset.rows.windows.values())
     # float32: known, observed, target; int64: known and observed categoricals, the entity, windows.
-    assert dataset.bytes == rows * (3 * 4 + 2 * 8) + 2 * (4 + 8 + 2 * 4) + windows * 16
+    assert dataset.rows.bytes == rows * (3 * 4 + 2 * 8) + 2 * (4 + 8 + 2 * 4) + windows * 16
 
 
 def test_a_batch_is_what_a_plain_loop_gathers(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_batch_is_what_a_plain_loop_gathers(tmp_path: Path) -> None:
     table["mood"] = np.where(table["close"] > table["open"], "up", "down")
     roles = {"known_categorical": "weekday", "observed_categorical": "mood", "observed_real": "volume", "known_real": "open"}
     dataset = load_table(table, tmp_path, *(f"data.{role}=[{column}]" for role, column in roles.items()))
-    windows = dataset.windows["train"][[0, 5, 100]]
-    batch, t = dataset.gather(windows), dataset.tensors
+    windows = dataset.rows.windows["train"][[0, 5, 100]]
+    batch, t = dataset.rows.gather(windows), dataset.rows.tensors
     for number, (entity, first) in enumerate(windows.tolist()):
         middle, end = first + LOOKBACK, first + LOOKBACK + HORIZON
         assert torch.equal(batch.inputs.static_categoricals[number], t.static_categoricals[entity])
@@ -202,6 +202,6 @@ def test_there_is_no_python_loop_over_rows_or_windows(tmp_path: Path) -> None:
     profile = cProfile.Profile()
     profile.enable()
     dataset = load_dataset(config.data, config.features, lookback=60, horizon=10)
-    dataset.gather(dataset.windows["train"][:4096])
+    dataset.rows.gather(dataset.rows.windows["train"][:4096])
     profile.disable()
     assert pstats.Stats(profile).total_calls < 30_000  # type: ignore[attr-defined]

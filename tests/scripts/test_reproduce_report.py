@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from tft_exp.memory.trace import TracingAllocator
+
 MIB = 2**20
 
 
@@ -15,14 +17,14 @@ def test_what_is_kept_of_a_segment_by_one_that_lives_in_it(script: ModuleType) -
     assert script.retained([18 * MIB, 4 * MIB], [1, 1]) == (0, 0)
 
 
-def test_the_recorder_knows_how_long_each_allocation_lived(script: ModuleType) -> None:
-    allocator = script.RecordingAllocator(1 << 40)
+def test_how_long_each_allocation_lived(script: ModuleType) -> None:
+    allocator = TracingAllocator()
     first = allocator.allocate(100)
     second = allocator.allocate(200)
     allocator.release(first)
     allocator.allocate(300)
     allocator.release(second)
-    assert allocator.events == [(100, 2), (200, 2), (300, None)]
+    assert script.lives(allocator.trace) == [(100, 2), (200, 2), (300, None)]
 
 
 def test_moments_are_those_of_the_last_epoch_that_reached_validation(script: ModuleType) -> None:

@@ -15,12 +15,12 @@ from tft_exp.compose import compose_config, conf_dir
 from tft_exp.config import Config, OptimizerConfig
 from tft_exp.data.dataset import load_dataset
 from tft_exp.errors import ConfigError
-from tft_exp.experiment import build_model
 from tft_exp.memory.audit import Witness
 from tft_exp.memory.devices import DeviceMemory, ProcessMemory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner, step_in_backward
 from tft_exp.memory.tensors import is_wrapper, state_tensors
 from tft_exp.memory.virtual import VirtualMemory
+from tft_exp.training.assembly import build_model
 from tft_exp.training.lean_optimizers import BFloat16AdamW, Muon, orthogonalised, round_stochastically
 from tft_exp.training.optimizers import build_optimizer, set_learning_rate
 
@@ -40,9 +40,9 @@ def large() -> tuple[Config, nn.Module, Tensor]:
     config = compose_config(["model=large", "model.lookback=8", "model.horizon=2"])
     dataset = load_dataset(config.data, config.features, lookback=8, horizon=2)
     torch.manual_seed(0)
-    model = build_model(config, dataset)
-    model(dataset.gather(dataset.windows["train"][:1]).inputs).sum().backward()
-    return config, model, dataset.windows["train"]
+    model = build_model(config.model, dataset.sizes)
+    model(dataset.rows.gather(dataset.rows.windows["train"][:1]).inputs).sum().backward()
+    return config, model, dataset.rows.windows["train"]
 
 
 @pytest.mark.parametrize("option", OPTIONS)

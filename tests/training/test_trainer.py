@@ -13,13 +13,13 @@ from tft_exp.compose import compose_config
 from tft_exp.config import BatchConfig, Config, Gradients, OptimizerConfig, Precision, Schedule, TrainerConfig
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.errors import TrainingError
-from tft_exp.experiment import build_model
 from tft_exp.memory.audit import Verdict
 from tft_exp.memory.devices import ProcessMemory
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.timeline import Timeline
 from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.model.tft import TemporalFusionTransformer
+from tft_exp.training.assembly import build_model
 from tft_exp.training.checkpoint import load_weights, save_weights
 from tft_exp.training.naive import naive_qualities
 from tft_exp.training.optimizers import build_optimizer
@@ -47,7 +47,7 @@ def trainer_for(
     **settings: object,
 ) -> Trainer:
     torch.manual_seed(0)
-    model = build_model(config, dataset)
+    model = build_model(config.model, dataset.sizes)
     chosen = optimizer or config.optimizer
     trainer = TrainerConfig(**{"max_epochs": 3, "limit_train_batches": 3, **settings})  # type: ignore[arg-type]
     return Trainer(
@@ -67,7 +67,7 @@ def trainer_for(
 
 def fit(trainer: Trainer, dataset: Dataset) -> list[EpochResult]:
     torch.manual_seed(1)  # dropout's own numbers: two runs are compared, and the first one must not use the second's up
-    return list(trainer.epochs(dataset.gather, dataset.windows["train"], dataset.windows["validation"][:96]))
+    return list(trainer.epochs(dataset.rows.gather, dataset.rows.windows["train"], dataset.rows.windows["validation"][:96]))
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
@@ -93,7 +93,7 @@ def test_a_virtual_card_changes_no_bit(policy: str, config: Config, dataset: Dat
     one = fit(plain, dataset)
     memory = VirtualMemory(4096, 450)
     with memory.attach():
-        placed = dataset.moved(memory.put)
+        placed = replace(dataset, rows=dataset.rows.moved(memory.put))
         virtual = trainer_for(config, dataset, policy)
         virtual.timeline = Timeline(memory)
         two = fit(virtual, placed)
@@ -159,7 +159,7 @@ def test_a_new_optimizer_warms_up_again_and_the_first_does_not(config: Config, d
 def test_clearing_after_every_batch_leaves_no_unused_segment_behind_one(policy: str, config: Config, dataset: Dataset) -> None:
     memory = VirtualMemory(4096, 450)
     with memory.attach():
-        placed = dataset.moved(memory.put)
+        placed = replace(dataset, rows=dataset.rows.moved(memory.put))
         trainer = trainer_for(config, dataset, policy, max_epochs=1)
         trainer.timeline = Timeline(memory)
         unused: dict[str, list[float]] = {"train": [], "validation": []}
@@ -194,7 +194,7 @@ def test_what_an_audit_raises_ends_the_training_before_validation(config: Config
 
 def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -> None:
     """The last step of the epoch has fewer windows than the others, in uneven parts; dropout is off to compare."""
-    windows = dataset.windows["train"][:100]
+    windows = dataset.rows.windows["train"][:100]
     sgd = replace(compose_config(["optimizer=sgd"]).optimizer, learning_rate=0.1, momentum=0.0)
     calm = compose_config(["model=tiny", "model.dropout=0"])
     trained = []
@@ -202,7 +202,7 @@ def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -
         trainer = trainer_for(calm, dataset, optimizer=sgd, batch=batch, limit_train_batches=None, gradient_clip_norm=0.05)
         trainer.model.double()
         double = dataset_in_double(dataset)
-        trainer.train(double.gather, windows, total_steps=3)
+        trainer.train(double.rows.gather, windows, total_steps=3)
         assert trainer.step == 3
         trained.append(weights(trainer))
     for one, other in zip(*trained, strict=True):
@@ -211,8 +211,8 @@ def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -
 
 def dataset_in_double(dataset: Dataset) -> Dataset:
     names = ("static_reals", "known_reals", "observed_reals", "target")
-    tensors = replace(dataset.tensors, **{name: getattr(dataset.tensors, name).double() for name in names})
-    return replace(dataset, tensors=tensors)
+    tensors = replace(dataset.rows.tensors, **{name: getattr(dataset.rows.tensors, name).double() for name in names})
+    return replace(dataset, rows=replace(dataset.rows, tensors=tensors))
 
 
 def test_early_stopping_waits_for_its_patience(config: Config, dataset: Dataset) -> None:
@@ -245,10 +245,10 @@ def test_training_learns_what_can_be_learnt() -> None:
     """Volume has a memory: on the windows it trains on, the model must beat the best forecast that needs none."""
     config = compose_config(["model=tiny", "data.target=log_volume"])
     dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
-    windows = dataset.windows["train"]
-    naive = naive_qualities(dataset, windows, torch.tensor(config.model.quantiles), None)
+    windows = dataset.rows.windows["train"]
+    naive = naive_qualities(dataset.rows, windows, torch.tensor(config.model.quantiles), None)
     trainer = trainer_for(config, dataset, max_epochs=6, limit_train_batches=50, batch=BatchConfig(train=32, validation=256))
-    results = list(trainer.epochs(dataset.gather, windows, windows))
+    results = list(trainer.epochs(dataset.rows.gather, windows, windows))
     assert results[-1].validation.loss < min(quality.loss for quality in naive.values())
     assert results[-1].train_loss < results[0].train_loss
     assert results[0].windows == 50 * 32
@@ -257,9 +257,9 @@ def test_training_learns_what_can_be_learnt() -> None:
 
 
 def test_validation_loss_is_of_all_windows_whatever_the_batch(config: Config, dataset: Dataset) -> None:
-    windows = dataset.windows["validation"][:100]
+    windows = dataset.rows.windows["validation"][:100]
     qualities = [
-        trainer_for(config, dataset, batch=BatchConfig(validation=size)).evaluate(dataset.gather, windows, lambda tensor: tensor)
+        trainer_for(config, dataset, batch=BatchConfig(validation=size)).evaluate(dataset.rows.gather, windows, lambda tensor: tensor)
         for size in (7, 100)
     ]
     assert qualities[0].loss == pytest.approx(qualities[1].loss, rel=1e-5)
@@ -277,7 +277,7 @@ def test_spread_over_takes_its_share_of_the_whole(dataset: Dataset) -> None:
 
 
 def test_weights_on_disk_are_the_weights(config: Config, dataset: Dataset, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    one, other = build_model(config, dataset), build_model(config, dataset)
+    one, other = build_model(config.model, dataset.sizes), build_model(config.model, dataset.sizes)
     save_weights(one, tmp_path)
     load_weights(other, tmp_path)
     assert same_bits(list(one.parameters()), list(other.parameters()))
@@ -291,17 +291,19 @@ def test_weights_on_disk_are_the_weights(config: Config, dataset: Dataset, tmp_p
 
 def test_naive_forecasts_against_a_plain_loop(dataset: Dataset) -> None:
     quantiles = torch.tensor([0.1, 0.5, 0.9])
-    windows = dataset.windows["validation"][:40]
-    train = dataset.windows["train"]
-    named = naive_qualities(dataset, windows, quantiles, season_length=4)
+    windows = dataset.rows.windows["validation"][:40]
+    train = dataset.rows.windows["train"]
+    named = naive_qualities(dataset.rows, windows, quantiles, season_length=4)
     assert set(named) == {"climatology", "persistence", "seasonal"}
     for name, season in (("persistence", 1), ("seasonal", 4)):
 
         def split(window: Tensor, season: int = season) -> tuple[list[float], list[float]]:
             first = int(window[1])
-            past = dataset.tensors.target[first : first + dataset.lookback].tolist()
-            future = dataset.tensors.target[first + dataset.lookback : first + dataset.lookback + dataset.horizon].tolist()
-            anchors = [past[len(past) - season + step % season] for step in range(dataset.horizon)]
+            past = dataset.rows.tensors.target[first : first + dataset.rows.lookback].tolist()
+            future = dataset.rows.tensors.target[
+                first + dataset.rows.lookback : first + dataset.rows.lookback + dataset.rows.horizon
+            ].tolist()
+            anchors = [past[len(past) - season + step % season] for step in range(dataset.rows.horizon)]
             return anchors, future
 
         sample = train[:: max(1, len(train) // 20_000)]
@@ -312,4 +314,4 @@ def test_naive_forecasts_against_a_plain_loop(dataset: Dataset) -> None:
                 for q in quantiles:
                     error = future - (anchor + float(torch.quantile(distances[:, step], q)))
                     total += max(float(q) * error, (float(q) - 1) * error)
-        assert named[name].loss == pytest.approx(total / (len(windows) * dataset.horizon * 3), rel=1e-4)
+        assert named[name].loss == pytest.approx(total / (len(windows) * dataset.rows.horizon * 3), rel=1e-4)

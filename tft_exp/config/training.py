@@ -75,12 +75,16 @@ class BatchConfig:
 
 @dataclass
 class DeviceConfig:
-    """The device; of a capped or virtual card also its size as the job sees it, and what the context takes of it."""
+    """The device; of a capped or virtual card also its size as the job sees it, and what of it no tensor shows: what the context
+    takes, cuBLAS's workspace for each of two threads, and cuDNN's reserve of an LSTM in elements a layer, step, window and
+    hidden unit (memory.kernels)."""
 
     kind: DeviceKind = DeviceKind.auto
     index: int = 0
     capacity_mib: int | None = None
     context_mib: int = 450
+    cublas_workspace_kib: int = 8320
+    lstm_reserve: float = 5.0
     expandable_segments: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +97,8 @@ class DeviceConfig:
             "only a virtual card reads it",
             "set PYTORCH_ALLOC_CONF=expandable_segments:True for a real one",
         )
+        for key in ("cublas_workspace_kib", "lstm_reserve"):
+            require(getattr(self, key) >= 0, f"device.{key}", getattr(self, key), "0 or more")
         require(self.index >= 0, "device.index", self.index, "0 or more")
         if self.capacity_mib is not None:
             require(

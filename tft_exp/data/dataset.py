@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,23 +14,21 @@ from torch import Tensor
 
 from tft_exp.config import DataConfig, FeaturesConfig, FeatureSet, OnBad
 from tft_exp.data.features import observed_names, warm_up_rows
-from tft_exp.data.inputs import BuiltInputs, InputTensors, Roles, build_inputs
+from tft_exp.data.inputs import BuiltInputs, Roles, build_inputs
 from tft_exp.data.panel import Panel, Repair, cut_segments, moment
 from tft_exp.data.reading import read_panel
 from tft_exp.data.report import DataReport, step_and_gaps
-from tft_exp.data.windows import SPLITS, Batch, Cuts, WindowIndex, choose_cuts, index_windows
+from tft_exp.data.rows import WindowedRows
+from tft_exp.data.windows import SPLITS, Cuts, WindowIndex, choose_cuts, index_windows
 from tft_exp.errors import ConfigError, DataError
-from tft_exp.model.inputs import Inputs, InputSizes
+from tft_exp.model.inputs import InputSizes
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows as tensors and the windows over them, all on one device."""
+    """Rows and windows as tensors, and what is known of where they came from."""
 
-    lookback: int
-    horizon: int
-    windows: dict[str, Tensor]  # by split, int64 [windows, 2] of (entity, first row)
-    tensors: InputTensors
+    rows: WindowedRows
     sizes: InputSizes
     roles: Roles
     report: DataReport
@@ -55,33 +52,6 @@ class Dataset:
     def future_names(self) -> list[str]:
         """Variables of the horizon: known reals, then categoricals."""
         return self.roles.known
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the rows and windows, all that `moved` brings to a device."""
-        tensors = [*vars(self.tensors).values(), *self.windows.values()]
-        return sum(tensor.nbytes for tensor in tensors)
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Dataset:
-        """The same data, every tensor brought elsewhere by `move`."""
-        windows = {split: move(index) for split, index in self.windows.items()}
-        return replace(self, windows=windows, tensors=self.tensors.moved(move))
-
-    def gather(self, windows: Tensor) -> Batch:
-        """The batch of some windows, int64 [batch, 2] on the data's device, by indexing alone."""
-        entity, first = windows.unbind(1)
-        rows = first[:, None] + torch.arange(self.lookback + self.horizon, device=first.device)
-        past, future = rows[:, : self.lookback], rows[:, self.lookback :]
-        t = self.tensors
-        inputs = Inputs(
-            t.static_reals[entity],
-            t.static_categoricals[entity],
-            t.known_reals[rows],
-            t.known_categoricals[rows],
-            t.observed_reals[past],
-            t.observed_categoricals[past],
-        )
-        return Batch(inputs, t.target[future], t.target_location[entity], t.target_scale[entity])
 
 
 def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, horizon: int) -> Dataset:
@@ -112,10 +82,12 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
     index = indexed(panel)
     _require_windows(panel, index, data, warm_up, lookback, horizon)
     return Dataset(
-        lookback=lookback,
-        horizon=horizon,
-        windows={split: torch.from_numpy(index.by_split[split]) for split in SPLITS},
-        tensors=inputs.tensors,
+        rows=WindowedRows(
+            lookback=lookback,
+            horizon=horizon,
+            windows={split: torch.from_numpy(index.by_split[split]) for split in SPLITS},
+            tensors=inputs.tensors,
+        ),
         sizes=inputs.sizes,
         roles=inputs.roles,
         report=_report(panel, data, cuts, index, inputs, warm_up),

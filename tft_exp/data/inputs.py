@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tft_exp.config import DataConfig, FeatureSet, Scaling
 from tft_exp.data.features import derive
 from tft_exp.data.panel import Panel
+from tft_exp.data.rows import InputTensors
 from tft_exp.data.scaling import Scale, fit_scale
 from tft_exp.errors import ConfigError, DataError
 from tft_exp.model.inputs import InputSizes
 
 ENTITY = "entity"
-
-
-@dataclass(frozen=True)
-class InputTensors:
-    """Rows as contiguous tensors on one device; an absent role has no columns. Reals are scaled float32."""
-
-    static_reals: Tensor  # [entities, static reals]
-    static_categoricals: Tensor  # [entities, static categoricals], int64
-    known_reals: Tensor  # [rows, known reals]
-    known_categoricals: Tensor  # [rows, known categoricals], int64
-    observed_reals: Tensor  # [rows, observed reals]
-    observed_categoricals: Tensor  # [rows, observed categoricals], int64
-    target: Tensor  # [rows], scaled
-    target_location: Tensor  # [entities]; the target in its own unit is target * scale + location
-    target_scale: Tensor  # [entities]
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> InputTensors:
-        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from tft_exp.data.panel import Panel
-from tft_exp.model.inputs import Inputs
 
 SPLITS = ("train", "validation", "test")
-
-
-class Batch(NamedTuple):
-    """Windows as the model is fed them. The target in its own unit is target * scale + location."""
-
-    inputs: Inputs
-    target: Tensor  # [batch, horizon], scaled
-    location: Tensor  # [batch]
-    scale: Tensor  # [batch]
 
 
 @dataclass(frozen=True)

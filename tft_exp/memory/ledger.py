@@ -26,11 +26,13 @@ class Place(Enum):
 
 
 class Kind(Enum):
-    """What a storage is for. `other` is what nobody claimed: activations, data, an operation's own work space."""
+    """What a storage is for. `workspace` is what a library keeps and no tensor shows (kernels.py); `other` is what nobody
+    claimed: activations, data, an operation's own work space."""
 
     parameter = "parameters"
     gradient = "gradients"
     state = "optimizer state"
+    workspace = "kernel workspace"
     other = "other"
 
 
@@ -39,10 +41,12 @@ Makeup = dict[Kind, int]  # bytes by kind
 
 @dataclass
 class Entry:
-    """One live storage. `handle` is what `on_allocate` returned for it; `born` its number in the order of allocations."""
+    """One live storage. `nbytes` is counted, `storage_nbytes` what the storage itself holds; `handle` is what `on_allocate`
+    returned for it; `born` its number in the order of allocations."""
 
     place: Place
     nbytes: int
+    storage_nbytes: int
     handle: Any
     born: int
     kind: Kind = Kind.other
@@ -81,18 +85,22 @@ class Ledger(TorchDispatchMode):
     """Follows storages made while it is active, and those given to it by `adopt`.
 
     `on_allocate(place, nbytes)` may raise, as a full card does; `on_release(place, nbytes, handle)` tells of the end.
+    `watch(operation, args, result)` sees every operation, and says which storages (by `_cdata`) count with another size.
     """
 
     def __init__(
         self,
         on_allocate: Callable[[Place, int], Any] = lambda place, nbytes: None,
         on_release: Callable[[Place, int, Any], None] = lambda place, nbytes, handle: None,
+        watch: Callable[[Any, Sequence[Any], Any], dict[int, int]] = lambda operation, args, result: {},
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.accounts = {place: Account() for place in Place}
         self._on_allocate = on_allocate
         self._on_release = on_release
+        self._watch = watch
         self._allocations = 0
+        self.copied_bytes = 0  # between the places, both ways
         # By address of the storage's C++ object, which is nobody else's until the callback of its end has run.
         self._entries: dict[int, Entry] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -134,6 +142,7 @@ class Ledger(TorchDispatchMode):
             return tensor
         with torch.utils._python_dispatch._disable_current_modes():
             copy = tensor.detach().clone()
+        self.copied_bytes += copy.untyped_storage().nbytes()
         self.adopt(copy, place, Kind.other if entry is None else entry.kind)
         return copy
 
@@ -142,14 +151,15 @@ class Ledger(TorchDispatchMode):
             # A wrapper's own operations come back here on the tensors within, its work space among them.
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        sizes = self._watch(func, args, result)
         place: Place | None = None
         for tensor in tensors_in(result):
             for storage in storages(tensor):
                 entry = self._entries.get(storage._cdata)
                 if entry is None:
                     place = place or self._place_of_inputs(args, kwargs)
-                    self._open(storage, place)
-                elif entry.nbytes != storage.nbytes():
+                    self._open(storage, place, nbytes=sizes.get(storage._cdata))
+                elif entry.storage_nbytes != storage.nbytes():
                     self._close(storage._cdata)
                     self._open(storage, entry.place, entry.kind)
         return result
@@ -159,15 +169,22 @@ class Ledger(TorchDispatchMode):
         found = {self.place_of(tensor) for tensor in tensors_in((*args, *(kwargs or {}).values()))}
         return Place.host if Place.host in found and Place.card not in found else Place.card
 
-    def _open(self, storage: torch.UntypedStorage, place: Place, kind: Kind = Kind.other) -> None:
-        nbytes = storage.nbytes()
-        handle = self._on_allocate(place, nbytes)
-        self._allocations += 1
-        entry = Entry(place, nbytes, handle, self._allocations, kind)
+    def hold(self, place: Place, nbytes: int, kind: Kind) -> None:
+        """Count bytes that no tensor holds, to the end."""
+        self._enter(place, nbytes, nbytes, kind)
+
+    def _open(self, storage: torch.UntypedStorage, place: Place, kind: Kind = Kind.other, nbytes: int | None = None) -> None:
+        entry = self._enter(place, storage.nbytes() if nbytes is None else nbytes, storage.nbytes(), kind)
         key = storage._cdata
         self._entries[key] = entry
         self._references[key] = weakref.ref(storage, lambda _: self._close(key))
+
+    def _enter(self, place: Place, nbytes: int, storage_nbytes: int, kind: Kind) -> Entry:
+        handle = self._on_allocate(place, nbytes)
+        self._allocations += 1
+        entry = Entry(place, nbytes, storage_nbytes, handle, self._allocations, kind)
         self.accounts[place].open(entry)
+        return entry
 
     def _close(self, key: int) -> None:
         entry = self._entries.pop(key)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tft_exp.memory.devices import MIB, DeviceMemory
-from tft_exp.memory.tensors import state_slots, state_tensors
+from tft_exp.memory.tensors import carry_module, state_slots, state_tensors
 
 
 class OptimizerOwner:
@@ -96,7 +96,7 @@ def fetch_state(optimizer: Optimizer, memory: DeviceMemory, of: Iterable[Tensor]
 @contextmanager
 def cpu_validation(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory) -> Iterator[Move]:
     """Validate on the CPU: the parameters leave the device, the optimizer's state stays."""
-    model._apply(memory.fetch)
+    carry_module(model, memory.fetch)
     memory.finish_copies()
     memory.clear_cache()
 
@@ -107,7 +107,7 @@ def cpu_validation(owner: OptimizerOwner, model: nn.Module, memory: DeviceMemory
         return host
 
     yield arrived
-    model._apply(memory.put)
+    carry_module(model, memory.put)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -35,6 +35,22 @@ def within(tensor: Tensor, carry: Callable[[Tensor], Tensor]) -> Tensor:
         return tensor
     rebuilt: Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
     return rebuilt
+
+
+def carry_module(module: nn.Module, carry: Callable[[Tensor], Tensor]) -> None:
+    """Bring a module's parameters and buffers elsewhere; the parameters stay the same objects, as an optimizer needs.
+
+    What nn.Module.to does, but also of fake tensors, which that refuses.
+    """
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            parameter.data = carry(parameter.data)
+            if parameter.grad is not None:
+                parameter.grad = carry(parameter.grad)
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, carry(buffer))
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # cuDNN reads them as one piece of memory
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

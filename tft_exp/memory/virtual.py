@@ -1,7 +1,7 @@
 """A card that is not there: arithmetic on the CPU, memory as the card would see it.
 
 Tensors are followed by the ledger and laid out by the model of the caching allocator; what does not fit raises torch's
-own out-of-memory error. The kernels are the CPU's: workspaces that cuDNN or cuBLAS would take are not in the figures.
+own out-of-memory error. What a card's libraries take beside is added where it is stated (kernels.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from tft_exp.memory.allocator import Block, CachingAllocator, OutOfCapacity, Shortage
 from tft_exp.memory.devices import MIB, Reading
+from tft_exp.memory.kernels import PRODUCTS, KernelMemory, in_backward
 from tft_exp.memory.ledger import Kind, Ledger, Makeup, Place
 from tft_exp.memory.tensors import state_tensors
 
@@ -25,13 +26,16 @@ from tft_exp.memory.tensors import state_tensors
 class VirtualMemory:
     """The memory of a virtual card of `capacity_mib`, of which the context takes `context_mib`, and of its host.
 
-    Figures are true only for what runs inside `attach()`. Host memory is counted without rounding or limit.
+    Figures are true only for what runs inside `attach()`. Host memory is counted without rounding or limit. Without `kernels`
+    tensors alone are counted, an LSTM's workspace as the CPU's kernel has it.
     """
 
     quantity = "allocated"
     has_host = True
 
-    def __init__(self, capacity_mib: int, context_mib: int, *, expandable_segments: bool = False) -> None:
+    def __init__(
+        self, capacity_mib: int, context_mib: int, *, expandable_segments: bool = False, kernels: KernelMemory | None = None
+    ) -> None:
         self.device = torch.device("cpu")
         self.capacity_mib: float | None = float(capacity_mib - context_mib)
         self.context_mib = context_mib
@@ -39,7 +43,9 @@ class VirtualMemory:
             f"virtual card of {capacity_mib} MiB: live tensors laid out by a model of the CUDA caching allocator, context {context_mib} MiB"
         )
         self.allocator = CachingAllocator((capacity_mib - context_mib) * MIB, expandable=expandable_segments)
-        self.ledger = Ledger(self._allocate, self._release)
+        self.kernels = kernels
+        self._products_in: set[bool] = set()  # threads with a cuBLAS handle: of the forward (False) and the backward pass
+        self.ledger = Ledger(self._allocate, self._release) if kernels is None else Ledger(self._allocate, self._release, self._watch)
         self.shortage: Shortage | None = None  # of the last out-of-memory
         self._model: weakref.ref[nn.Module] | None = None
 
@@ -57,17 +63,17 @@ class VirtualMemory:
         self._model = weakref.ref(model)
 
     def now(self) -> Reading:
-        self._classify()
+        self.classify()
         card, host = self.ledger.accounts[Place.card], self.ledger.accounts[Place.host]
         return self._reading(self.allocator.allocated, self.allocator.reserved, host.total, card.live)
 
     def reset_peak(self) -> None:
-        self._classify()
+        self.classify()
         self.allocator.reset_peaks()
         self.ledger.reset_peaks()
 
     def peak(self) -> Reading:
-        self._classify()
+        self.classify()
         card, host = self.ledger.accounts[Place.card], self.ledger.accounts[Place.host]
         return self._reading(self.allocator.peak_allocated, self.allocator.peak_reserved, host.peak_total, card.at_peak)
 
@@ -96,7 +102,8 @@ class VirtualMemory:
     def fetch(self, tensor: Tensor) -> Tensor:
         return self.ledger.copied(tensor, Place.host)
 
-    def _classify(self) -> None:
+    def classify(self) -> None:
+        """Tell the ledger what the model's tensors are for; before its peaks are read."""
         model = self._model() if self._model is not None else None
         if model is not None:
             self._classify_parameters(list(model.parameters()))
@@ -110,6 +117,13 @@ class VirtualMemory:
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._classify_parameters(stepped)
         self.ledger.classify(state_tensors(optimizer, of=stepped), Kind.state)
+
+    def _watch(self, operation: Any, args: Sequence[Any], result: Any) -> dict[int, int]:
+        assert self.kernels is not None
+        if operation in PRODUCTS and (thread := in_backward()) not in self._products_in and self.holds(args[1]):
+            self._products_in.add(thread)
+            self.ledger.hold(Place.card, self.kernels.cublas_workspace, Kind.workspace)
+        return self.kernels.sizes(operation, args, result)
 
     def _allocate(self, place: Place, nbytes: int) -> Block | None:
         if place is Place.host:

@@ -20,7 +20,13 @@ PHASE_COLORS = {
 
 
 # What a peak is made of: paler than the phases, whose lines are drawn over them.
-KIND_COLORS = {"parameters": "#b9c6e4", "gradients": "#f3c9a5", "optimizer state": "#d9b3d9", "other": "#dcdcdc"}
+KIND_COLORS = {
+    "parameters": "#b9c6e4",
+    "gradients": "#f3c9a5",
+    "optimizer state": "#d9b3d9",
+    "kernel workspace": "#b7d9c4",
+    "other": "#dcdcdc",
+}
 
 
 def new_figure(*, width: float, height: float, columns: int = 1) -> tuple[Figure, Axes]:

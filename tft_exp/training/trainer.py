@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tft_exp.config import BatchConfig, Gradients, OptimizerConfig, Precision, TrainerConfig
-from tft_exp.data.windows import Batch
+from tft_exp.data.rows import Batch
 from tft_exp.errors import TrainingError
 from tft_exp.memory.audit import Audit, Finding, Witness
 from tft_exp.memory.devices import DeviceMemory
@@ -24,7 +24,7 @@ from tft_exp.training.optimizers import learning_rate_at, set_learning_rate
 
 AUTOCAST = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
-# Gathers the batch of some windows, an int64 tensor [batch, 2]; data.dataset.Dataset.gather in a run.
+# Gathers the batch of some windows, an int64 tensor [batch, 2]; data.rows.WindowedRows.gather in a run.
 Gather = Callable[[Tensor], Batch]
 
 
@@ -79,7 +79,7 @@ class EpochResult:
 class Trainer:
     """Trains `model` on windows, an int64 tensor [windows, 2] for training and one for validation.
 
-    `on_batch` is called with the phase's name after every batch, without waiting for the device; `on_audit` before every
+    `on_batch` is called with the phase's name after every batch and its step, without waiting for the device; `on_audit` before every
     validation, and what it raises ends the training.
     """
 
@@ -94,6 +94,7 @@ class Trainer:
     seed: int
     gradients: Gradients = Gradients.after_step
     rewarmup_steps: int = 0
+    rehearse: int | None = None  # run so many batches of each phase, its sizes those of the whole; None runs all
     on_batch: Callable[[str], None] = lambda phase: None
     on_audit: Callable[[StateAudit], None] = lambda audit: None
     best_loss: float = field(default=math.inf, init=False)
@@ -167,7 +168,7 @@ class Trainer:
         audit = Audit(self.policy.claim(self.owner, self.model, self.memory), self.memory)
         with self.timeline.phase("before_validation", epoch, settled=True):
             move = residency.enter_context(self.policy.around_validation(self.owner, self.model, self.memory))
-        finding = audit.close(name_holders=not self._holders_named)
+        finding = audit.close(name_holders=self.rehearse is None and not self._holders_named)
         self._holders_named |= bool(finding.holders)
         self.audit = StateAudit(witness.total_mib, witness.alive_mib(), finding)
         # Told now: where validation runs out of memory there will be no result of this epoch.
@@ -182,17 +183,23 @@ class Trainer:
         shuffled = windows[order.to(windows.device)]
         losses = torch.full((batches,), math.nan, device=self.device)
         index = 0
-        for of_step in shuffled.split(self.batch.train * self.batch.accumulate):
+        for of_step in self._parts(shuffled, self.batch.train * self.batch.accumulate):
             self._set_learning_rate(total_steps)
-            for of_batch in of_step.split(self.batch.train):
+            for number, of_batch in enumerate(batches_of_step := list(self._parts(of_step, self.batch.train)), start=1):
                 # Weighted by its share of the step's windows, so that accumulation equals one large batch.
                 loss = self._loss(gather(of_batch))
                 self.scaler.scale(loss * (len(of_batch) / len(of_step))).backward()
                 losses[index] = loss.detach()
                 index += 1
+                if number == len(batches_of_step):
+                    self._optimizer_step()
                 self._after_batch("train")
-            self._optimizer_step()
         return losses
+
+    def _parts(self, windows: Tensor, size: int) -> Iterator[Tensor]:
+        """Windows in parts of `size`, the last one what is left; in a rehearsal the first ones alone."""
+        for begin in range(0, len(windows), size)[: self.rehearse]:
+            yield windows[begin : begin + size]
 
     def _loss(self, batch: Batch) -> Tensor:
         with torch.autocast(self.device.type, AUTOCAST[self.config.precision], enabled=self.config.precision is not Precision.fp32):
@@ -239,7 +246,7 @@ class Trainer:
         score = QualityMeter(move(self.quantiles))
         precision = self.config.precision
         with torch.no_grad():
-            for part in windows.split(self.batch.validation):
+            for part in self._parts(windows, self.batch.validation):
                 batch = batch_to(gather(part), move)
                 with torch.autocast(batch.target.device.type, AUTOCAST[precision], enabled=precision is not Precision.fp32):
                     forecast = self.model(batch.inputs)

@@ -1,0 +1,76 @@
+"""Rows as tensors, and batches of windows gathered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tft_exp.model.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class InputTensors:
+    """Rows as contiguous tensors on one device; an absent role has no columns. Reals are scaled float32."""
+
+    static_reals: Tensor  # [entities, static reals]
+    static_categoricals: Tensor  # [entities, static categoricals], int64
+    known_reals: Tensor  # [rows, known reals]
+    known_categoricals: Tensor  # [rows, known categoricals], int64
+    observed_reals: Tensor  # [rows, observed reals]
+    observed_categoricals: Tensor  # [rows, observed categoricals], int64
+    target: Tensor  # [rows], scaled
+    target_location: Tensor  # [entities]; the target in its own unit is target * scale + location
+    target_scale: Tensor  # [entities]
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> InputTensors:
+        return replace(self, **{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+
+class Batch(NamedTuple):
+    """Windows as the model is fed them. The target in its own unit is target * scale + location."""
+
+    inputs: Inputs
+    target: Tensor  # [batch, horizon], scaled
+    location: Tensor  # [batch]
+    scale: Tensor  # [batch]
+
+
+@dataclass(frozen=True)
+class WindowedRows:
+    """Rows as tensors and the windows over them, all on one device."""
+
+    lookback: int
+    horizon: int
+    windows: dict[str, Tensor]  # by split, int64 [windows, 2] of (entity, first row)
+    tensors: InputTensors
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rows and windows, all that `moved` brings to a device."""
+        tensors = [*vars(self.tensors).values(), *self.windows.values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> WindowedRows:
+        """The same data, every tensor brought elsewhere by `move`."""
+        windows = {split: move(index) for split, index in self.windows.items()}
+        return replace(self, windows=windows, tensors=self.tensors.moved(move))
+
+    def gather(self, windows: Tensor) -> Batch:
+        """The batch of some windows, int64 [batch, 2] on the data's device, by indexing alone."""
+        entity, first = windows.unbind(1)
+        rows = first[:, None] + torch.arange(self.lookback + self.horizon, device=first.device)
+        past, future = rows[:, : self.lookback], rows[:, self.lookback :]
+        t = self.tensors
+        inputs = Inputs(
+            t.static_reals[entity],
+            t.static_categoricals[entity],
+            t.known_reals[rows],
+            t.known_categoricals[rows],
+            t.observed_reals[past],
+            t.observed_categoricals[past],
+        )
+        return Batch(inputs, t.target[future], t.target_location[entity], t.target_scale[entity])

@@ -1,0 +1,171 @@
+"""The trainer's own steps, validation and policy on tensors without values: every allocation of a run, and no arithmetic.
+
+Fake tensors have shapes and storages of the right size, and nothing in them. What the program asks of a value (is the loss
+finite?) is answered by a constant. Nothing here knows what a Temporal Fusion Transformer is made of.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tft_exp.config import Config
+from tft_exp.data.rows import InputTensors, WindowedRows
+from tft_exp.hardware import kernel_memory
+from tft_exp.memory.ledger import Kind, Place
+from tft_exp.memory.timeline import Timeline
+from tft_exp.memory.trace import Trace, TracingAllocator
+from tft_exp.memory.virtual import VirtualMemory
+from tft_exp.planning.cost import CostMeter, Work
+from tft_exp.planning.shape import DataShape
+from tft_exp.training.assembly import assemble
+
+# Of each phase: the second batch begins while what is left of the first is still held, and its step finds the state there.
+BATCHES = 2
+# The second epoch begins where the policy left the first.
+EPOCHS = 2
+
+FIRST, LATER, BETWEEN = "first step", "later steps", "between phases"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run's allocations in intervals, what was live at each interval's peak by kind (bytes), the host's highest bytes, and
+    the work by interval, of which `batches` were run."""
+
+    trace: Trace
+    intervals: tuple[str, ...]
+    makeup: tuple[dict[Kind, int], ...]
+    host_peak: int
+    parameters: int
+    work: dict[str, Work]
+    batches: dict[str, int]
+
+
+def rehearse(config: Config, shape: DataShape) -> Rehearsal:
+    """Rehearse a run on a card without limits. Raises UserError where the trainer would, whatever the device."""
+    allocator = TracingAllocator()
+    memory = VirtualMemory(0, 0, kernels=kernel_memory(config.device))
+    memory.allocator = allocator  # type: ignore[assignment]
+    timeline = MarkedTimeline(memory, allocator)
+    short = replace(config, trainer=replace(config.trainer, max_epochs=min(EPOCHS, config.trainer.max_epochs)))
+    batches: dict[str, int] = {"train": 0, "validation": 0}
+    # Collected before every policy; what the libraries made so far takes long to go through.
+    gc.freeze()
+    try:
+        with FakeTensorMode():
+            rows = fake_rows(shape, config.model.lookback, config.model.horizon)
+            with memory.attach(), _Unanswered(timeline.meter):
+                assembled = assemble(short, rows, shape.sizes, timeline)
+                trainer = assembled.trainer
+                trainer.rehearse = BATCHES
+
+                def on_batch(phase: str) -> None:
+                    batches[phase] += 1
+                    if timeline.interval == FIRST and trainer.step == 1:
+                        timeline.begin(LATER)
+
+                trainer.on_batch = on_batch
+                for _ in trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation):
+                    pass
+                timeline.begin(BETWEEN)
+                parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    finally:
+        gc.unfreeze()
+    return Rehearsal(
+        trace=allocator.trace,
+        intervals=tuple(allocator.intervals),
+        makeup=tuple(timeline.makeup),
+        host_peak=timeline.host_peak,
+        parameters=parameters,
+        work=dict(timeline.meter.by_interval),
+        batches=batches,
+    )
+
+
+class MarkedTimeline(Timeline):
+    """A timeline whose phases are intervals of the trace; training is two, its first step and all later ones."""
+
+    def __init__(self, memory: VirtualMemory, allocator: TracingAllocator) -> None:
+        super().__init__(memory)
+        self._virtual, self._allocator = memory, allocator
+        self.meter = CostMeter(memory.ledger)
+        self.makeup: list[dict[Kind, int]] = []
+        self.host_peak = 0
+        self.interval = ""
+
+    @contextmanager
+    def phase(self, name: str, epoch: int = 0, *, settled: bool = False) -> Iterator[None]:
+        self.begin((FIRST if epoch == 0 else LATER) if name == "train" else name)
+        with super().phase(name, epoch, settled=settled):
+            yield
+        self.begin(BETWEEN)
+
+    def begin(self, interval: str) -> None:
+        """End the open interval and begin another."""
+        self._virtual.classify()
+        accounts = self._virtual.ledger.accounts
+        if self.interval:
+            self.makeup.append(dict(accounts[Place.card].at_peak))
+            self.host_peak = max(self.host_peak, accounts[Place.host].peak_total)
+        self._virtual.reset_peak()
+        self._allocator.begin(interval)
+        self.meter.begin(interval)
+        self.interval = interval
+
+
+class _Unanswered(TorchDispatchMode):
+    """Answers what a program asks of a value that is not there: true, or one, as of a first step's count and of a loss that is
+    finite; zero where a gradient scaler asks for infinities. Outermost, so that the answer costs nothing."""
+
+    def __init__(self, meter: CostMeter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._meter = meter
+        self._infinities: set[int] = set()  # storages that say whether a gradient was infinite
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            if dtype is torch.bool:
+                return True
+            value = 0 if args[0].untyped_storage()._cdata in self._infinities else 1
+            return float(value) if dtype.is_floating_point else value
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self._infinities.add(args[1].untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        self._meter.count(func, args, kwargs or {}, result)
+        return result
+
+
+def fake_rows(shape: DataShape, lookback: int, horizon: int) -> WindowedRows:
+    """Rows of that shape in host memory, as a data set has them. To be called under fake tensors."""
+
+    def table(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(rows, columns, dtype=dtype)
+
+    sizes, rows, entities = shape.sizes, shape.rows, shape.entities
+    tensors = InputTensors(
+        static_reals=table(entities, sizes.static_reals),
+        static_categoricals=table(entities, len(sizes.static_cardinalities), torch.int64),
+        known_reals=table(rows, sizes.known_reals),
+        known_categoricals=table(rows, len(sizes.known_cardinalities), torch.int64),
+        observed_reals=table(rows, sizes.observed_reals),
+        observed_categoricals=table(rows, len(sizes.observed_cardinalities), torch.int64),
+        target=torch.empty(rows),
+        target_location=torch.empty(entities),
+        target_scale=torch.empty(entities),
+    )
+    windows = {split: table(count, 2, torch.int64) for split, count in shape.windows.items()}
+    return WindowedRows(lookback, horizon, windows, tensors)

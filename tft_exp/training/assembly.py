@@ -1,0 +1,78 @@
+"""A configuration and its rows, put together into a trainer on a device: what runs, benchmarks and plans all start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tft_exp.config import Config, ModelConfig
+from tft_exp.data.rows import WindowedRows
+from tft_exp.memory.policies import POLICIES, OptimizerOwner
+from tft_exp.memory.tensors import carry_module
+from tft_exp.memory.timeline import Timeline
+from tft_exp.model.inputs import InputSizes
+from tft_exp.model.tft import TemporalFusionTransformer
+from tft_exp.training.optimizers import build_optimizer
+from tft_exp.training.trainer import Trainer, spread_over
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A trainer, and on its device the rows and the windows to train on and to validate, int64 [windows, 2]."""
+
+    trainer: Trainer
+    rows: WindowedRows
+    validation: Tensor
+
+    @property
+    def train(self) -> Tensor:
+        return self.rows.windows["train"]
+
+
+def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Timeline) -> Assembled:
+    """Seed, bring the rows to the timeline's device, and build model, optimizer and trainer there, as the phase `setup`."""
+    memory = timeline.memory
+    with timeline.phase("setup"):
+        torch.manual_seed(config.seed)
+        placed = rows.moved(memory.put)
+        validation = validation_windows(config, placed)
+        model = build_model(config.model, sizes)
+        carry_module(model, memory.put)
+        memory.observe(model)
+        quantiles = memory.put(torch.tensor(config.model.quantiles))
+        owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model))
+    trainer = Trainer(
+        model=model,
+        quantiles=quantiles,
+        owner=owner,
+        policy=POLICIES[config.policy.residency.value],
+        timeline=timeline,
+        config=config.trainer,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        seed=config.seed,
+        gradients=config.gradients.release,
+        rewarmup_steps=config.policy.rewarmup_steps,
+    )
+    return Assembled(trainer, placed, validation)
+
+
+def validation_windows(config: Config, rows: WindowedRows) -> Tensor:
+    """The windows that validation runs over, int64 [windows, 2]: all, or as many as its batches are limited to."""
+    most = config.trainer.limit_validation_batches
+    return spread_over(rows.windows["validation"], most and most * config.batch.validation)
+
+
+def build_model(shape: ModelConfig, sizes: InputSizes) -> TemporalFusionTransformer:
+    return TemporalFusionTransformer(
+        sizes,
+        hidden_size=shape.hidden_size,
+        attention_heads=shape.attention_heads,
+        lstm_layers=shape.lstm_layers,
+        dropout=shape.dropout,
+        lookback=shape.lookback,
+        horizon=shape.horizon,
+        quantiles=shape.quantiles,
+    )
