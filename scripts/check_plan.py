@@ -25,12 +25,12 @@ from tft_exp.config import Config
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.errors import ConfigError
 from tft_exp.hardware import kernel_memory
-from tft_exp.memory.devices import is_out_of_memory
+from tft_exp.memory.devices import MIB, is_out_of_memory
 from tft_exp.memory.timeline import Timeline
 from tft_exp.memory.virtual import VirtualMemory
-from tft_exp.planning.cost import CardSpeed
-from tft_exp.planning.plan import Plan, lay_out, least_capacity_mib
-from tft_exp.planning.rehearsal import rehearse
+from tft_exp.planning.layout import NO_LIMIT, judge, lay_out
+from tft_exp.planning.plan import CardSpeed, Plan, Verdict
+from tft_exp.planning.rehearsal import Rehearsal, rehearse
 from tft_exp.planning.shape import shape_of
 from tft_exp.training.assembly import assemble
 
@@ -64,15 +64,28 @@ def check(name: str, config: Config, dataset: Dataset) -> Check:
     began = time.perf_counter()
     rehearsal = rehearse(config, shape)
     planned = time.perf_counter() - began
-    least = least_capacity_mib(rehearsal)
+    least = least_card_mib(rehearsal)
     context = config.device.context_mib
     device = replace(config.device, capacity_mib=least + context)
     plan = lay_out(rehearsal, replace(config, device=device), shape, CardSpeed())
-    assert plan.fits
     began = time.perf_counter()
     peaks, failed = run(config, dataset, VirtualMemory(least + context, context, kernels=kernel_memory(config.device)))
     error, phase = worst(plan, peaks)
     return Check(name, error, phase, failed, least, planned, time.perf_counter() - began)
+
+
+def least_card_mib(rehearsal: Rehearsal) -> int:
+    """The smallest that a plan calls enough, whole MiB, by bisection: `fits` need not rise with size, but this one fits."""
+
+    def fits(mib: int) -> bool:
+        return judge(rehearsal, mib * MIB)[0] is Verdict.fits
+
+    free = judge(rehearsal, NO_LIMIT)[1].peaks
+    low, high = max(peak.allocated for peak in free) // MIB, -(-max(peak.reserved for peak in free) // MIB)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return high
 
 
 def run(config: Config, dataset: Dataset, memory: VirtualMemory) -> tuple[dict[str, float], str | None]:
@@ -88,13 +101,14 @@ def run(config: Config, dataset: Dataset, memory: VirtualMemory) -> tuple[dict[s
         failed = timeline.interrupted.phase if timeline.interrupted else "between phases"
     peaks: dict[str, float] = {}
     for record in timeline.records:
-        peaks[record.phase] = max(peaks.get(record.phase, 0.0), record.peak.allocated_mib)
+        peaks[record.phase] = max(peaks.get(record.phase, 0.0), sum((record.peak.makeup or {}).values()))
     return peaks, failed
 
 
 def worst(plan: Plan, peaks: dict[str, float]) -> tuple[float, str]:
     """The largest difference of plan to run, in percent of the run, and its phase."""
-    return max((abs(plan.allocated_mib(phase) / mib - 1) * 100, phase) for phase, mib in peaks.items())
+    planned = {phase: plan.of_run_phase(phase) for phase in peaks}
+    return max((abs((peak.live_mib if peak else 0.0) / peaks[phase] - 1) * 100, phase) for phase, peak in planned.items())
 
 
 def options(group: str) -> list[str]:

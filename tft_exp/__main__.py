@@ -2,4 +2,6 @@
 
 from tft_exp.cli import main
 
-main()
+# A fresh process of a pool imports this module again, under another name.
+if __name__ == "__main__":
+    main()

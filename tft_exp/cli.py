@@ -17,6 +17,8 @@ examples:
   tft-exp train                                            one run on the packaged ES bars
   tft-exp train -m policy=keep,recreate,offload seed=0,1   a sweep
   tft-exp train experiment=demo                            a prepared sweep
+  tft-exp plan model=small,base policy=keep,recreate device=cuda_4gb   what fits, before anything runs
+  tft-exp advise device=cuda_4gb                           the largest batch and model, the cheapest policy
   tft-exp check my.parquet                                 what the trainer would make of your data
   tft-exp compare                                          the latest sweep as a table
   tft-exp ui                                               the runs in MLflow's UI
@@ -54,7 +56,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return _complete(arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
-    commands = {"check": _check, "compare": _compare, "ui": _ui}
+    commands = {"check": _check, "plan": _plan, "advise": _advise, "compare": _compare, "ui": _ui}
     return commands[options.command](options)
 
 
@@ -67,6 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="read a data file as the trainer would, and say what is in it")
     check.add_argument("file", nargs="?", help="a Parquet or CSV file, or a folder of Parquet files; left out: the configured data")
     check.add_argument("overrides", nargs="*", help="as for train: data.time=ts features=none ...")
+    planning = argparse.ArgumentParser(add_help=False)
+    planning.add_argument("overrides", nargs="*", help="as for train -m: model=small,base policy=keep,recreate device=cuda_4gb ...")
+    planning.add_argument("--rows", type=int, default=100_000, help="rows to assume where data.path is not there (default: 100000)")
+    planning.add_argument("--categories", type=int, default=100, help="values of each categorical column, likewise (default: 100)")
+    planning.add_argument("--calibration", type=Path, help="what scripts/calibrate_cuda.py measured on the card")
+    planning.add_argument("--jobs", type=int, help="processes (default: one a core)")
+    plan = commands.add_parser("plan", parents=[planning], help="what each combination takes of a card, and whether it fits")
+    plan.add_argument("--json", type=Path, help="also write the plans into this file")
+    plan.add_argument("--csv", type=Path, help="also write a row a combination into this file")
+    plan.add_argument("--png", type=Path, help="also draw the phases against the card into this file")
+    commands.add_parser("advise", parents=[planning], help="the largest batch and model, and the cheapest policy, for a card")
     store = argparse.ArgumentParser(add_help=False)
     store.add_argument("--home", default="mlruns", help="folder of the SQLite store (default: mlruns)")
     store.add_argument("--uri", help="MLflow tracking URI, instead of --home")
@@ -93,7 +106,7 @@ def _complete(arguments: Sequence[str]) -> int:
     after_train = re.match(r"\s*\S+\s+train\s(.*)", line)
     if after_train is None:
         typed = line.split(maxsplit=1)[1] if len(line.split()) > 1 else ""
-        print(" ".join(command for command in ("train", "check", "compare", "ui") if command.startswith(typed)))
+        print(" ".join(command for command in ("train", "plan", "advise", "check", "compare", "ui") if command.startswith(typed)))
         return 0
     os.environ["COMP_LINE"] = f"tft-exp {after_train.group(1)}"
     return _train(arguments)
@@ -120,6 +133,28 @@ def _check(options: argparse.Namespace) -> int:
 def _quoted(path: str) -> str:
     """A path as a value of Hydra's override grammar, whatever characters it holds."""
     return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from tft_exp.planner import plan
+    from tft_exp.planning.plan import Assumed
+
+    return plan(
+        options.overrides,
+        assumed=Assumed(options.rows, options.categories),
+        calibration=options.calibration,
+        jobs=options.jobs,
+        json_file=options.json,
+        csv_file=options.csv,
+        png_file=options.png,
+    )
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from tft_exp.planner import advise
+    from tft_exp.planning.plan import Assumed
+
+    return advise(options.overrides, assumed=Assumed(options.rows, options.categories), calibration=options.calibration, jobs=options.jobs)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,34 @@ def compose_config(overrides: Sequence[str]) -> Config:
     try:
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
             return to_config(compose("config", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error) from error
+
+
+def expand_sweep(overrides: Sequence[str], *, ignored: Collection[str] = ()) -> list[dict[str, str]]:
+    """The combinations of a sweep, each by group or key, in Hydra's order: of overrides such as model=small,base, and of a
+    prepared sweep (experiment=...). Of the `ignored` keys the first value stands for all. Raises ConfigError."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.types import RunMode
+
+    register_schema()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
+            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+            given = parser.parse_overrides(list(overrides))
+            single = [override.input_line or "" for override in given if not override.is_sweep_override()]
+            hydra_config = compose("config", overrides=single, return_hydra_config=True).hydra
+            prepared = (hydra_config.sweeper.params or {}) if hydra_config.mode is RunMode.MULTIRUN else {}
+            named = {override.get_key_element() for override in given}
+            swept = parser.parse_overrides([f"{key}={value}" for key, value in prepared.items() if key not in named])
+            axes = []
+            for override in [*swept, *given]:
+                key = override.get_key_element()
+                values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.get_value_element_as_str()]
+                axes.append([(key, value) for value in (values[:1] if key in ignored else values)])
+            return [dict(chosen) for chosen in product(*axes)]
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
 

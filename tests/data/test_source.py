@@ -181,7 +181,7 @@ def test_dictionary_text_is_text(tmp_path: Path) -> None:
 
 
 def same(one: object, other: object) -> bool:
-    return all(np.array_equal(getattr(one.tensors, name), getattr(other.tensors, name)) for name in vars(one.tensors))  # type: ignore[attr-defined]
+    return all(np.array_equal(getattr(one.rows.tensors, name), getattr(other.rows.tensors, name)) for name in vars(one.rows.tensors))  # type: ignore[attr-defined]
 
 
 def test_csv_equals_parquet(tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def observed_names(kind: FeatureSet) -> tuple[str, ...]:
     return ()
 
 
+def known_names(kind: FeatureSet) -> tuple[str, ...]:
+    """Names of the derived inputs that are known ahead of time."""
+    calendars = {FeatureSet.none: (), FeatureSet.ohlcv: CALENDAR_OHLCV, FeatureSet.ohlcv_225: tuple(CALENDAR)}[kind]
+    return tuple(f"{name}_{wave}" for name in calendars for wave in ("sin", "cos"))
+
+
+def static_names(kind: FeatureSet) -> tuple[str, ...]:
+    """Names of the derived static inputs, each the mean of a row's value over an entity's training rows."""
+    return tuple(f"mean_{name}" for name in STATIC_225) if kind is FeatureSet.ohlcv_225 else ()
+
+
 def _spans(kind: str) -> Sequence[int]:
     return RETURN_SPANS_225 if kind == "return" else SPANS_225
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tft_exp.config import DataConfig, FeatureSet, Scaling
-from tft_exp.data.features import derive
+from tft_exp.data.features import derive, known_names, observed_names, static_names
 from tft_exp.data.panel import Panel
 from tft_exp.data.rows import InputTensors
 from tft_exp.data.scaling import Scale, fit_scale
@@ -57,6 +57,18 @@ class BuiltInputs:
     constant_target: np.ndarray  # [entities], true where the training rows hold one value of the target
 
 
+def role_names(config: DataConfig, kind: FeatureSet) -> Roles:
+    """What the model is given, by role: columns, and what is derived from them. The target's own past is an observed input, once."""
+    return Roles(
+        [*config.static_real, *static_names(kind)],
+        [*config.static_categorical, *([ENTITY] if config.entities else [])],
+        [*config.known_real, *known_names(kind)],
+        config.known_categorical,
+        list(dict.fromkeys([config.target, *observed_names(kind), *config.observed_real])),
+        config.observed_categorical,
+    )
+
+
 def build_inputs(panel: Panel, config: DataConfig, kind: FeatureSet, *, training: np.ndarray) -> BuiltInputs:
     """Derive, scale and encode; `training` marks the rows that statistics may be taken from, [rows]."""
     return _Builder(panel, config, kind, training).build()
@@ -64,7 +76,7 @@ def build_inputs(panel: Panel, config: DataConfig, kind: FeatureSet, *, training
 
 class _Builder:
     def __init__(self, panel: Panel, config: DataConfig, kind: FeatureSet, training: np.ndarray) -> None:
-        self.panel, self.config, self.training = panel, config, training
+        self.panel, self.config, self.kind, self.training = panel, config, kind, training
         self.features = derive(panel, config.bars, kind)
         self.entities = len(panel.entity_names)
         # The first row of each entity; rows are sorted by entity.
@@ -77,19 +89,11 @@ class _Builder:
 
     def build(self) -> BuiltInputs:
         config, derived = self.config, self.features
-        # The target's own past is an observed input, once.
-        observed = self._columns([config.target]) | derived.observed | self._columns(config.observed_real)
+        roles = role_names(config, self.kind)
+        _require_distinct(roles)
+        observed = self._columns(roles.observed_reals)
         known = self._columns(config.known_real)
         static = self._static_values()
-        roles = Roles(
-            list(static),
-            [*config.static_categorical, *([ENTITY] if config.entities else [])],
-            [*known, *derived.known],
-            config.known_categorical,
-            list(observed),
-            config.observed_categorical,
-        )
-        _require_distinct(roles)
         observed_reals = self._scaled(observed)
         location, scale = (np.array(self.scales[config.target][key], dtype=np.float32) for key in ("location", "scale"))
         tensors = InputTensors(

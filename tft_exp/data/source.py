@@ -93,6 +93,13 @@ def read_source(path: str, columns: Sequence[str], text: Sequence[str] = ()) -> 
     return Source(table, parts[0][1], files, tuple(int(end) for end in ends[:-1]), fingerprint(files))
 
 
+def count_rows_and_categories(files: Sequence[Path], columns: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Rows of all files, and how many values each of `columns` has; of Parquet nothing else is read. Raises DataError."""
+    tables = [_read(file, columns, columns)[0] for file in files]
+    found = {name: set().union(*(table[name].unique().drop_null().to_pylist() for table in tables)) for name in columns}
+    return sum(table.num_rows for table in tables), {name: len(values) for name, values in found.items()}
+
+
 def fingerprint(files: Iterable[Path]) -> str:
     """16 hex digits of the SHA-256 over the files' bytes, in order."""
     digest = hashlib.sha256()

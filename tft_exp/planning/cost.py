@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tft_exp.memory.ledger import Ledger, Place
 from tft_exp.memory.tensors import tensors_in
+from tft_exp.planning.plan import CardSpeed
 
 aten = torch.ops.aten
 # They give memory and touch none of it.
@@ -37,17 +38,6 @@ class Work:
         card = max(self.flops[Place.card] / (speed.tflops * 1e12), self.bytes[Place.card] / (speed.memory_gb_per_second * 1e9))
         host = self.bytes[Place.host] / (speed.host_gb_per_second * 1e9)
         return card + host + self.copied / (speed.link_gb_per_second * 1e9)
-
-
-@dataclass(frozen=True)
-class CardSpeed:
-    """What a card does in a second. The defaults are a GTX 1650's data sheet (4 GB, 128 GB/s, 2.98 TFLOP/s in float32), a PCIe
-    3.0 x16 link as it is reached, and two channels of host memory; only their ratios count."""
-
-    memory_gb_per_second: float = 128.0
-    tflops: float = 2.98
-    link_gb_per_second: float = 12.0
-    host_gb_per_second: float = 20.0
 
 
 class CostMeter:

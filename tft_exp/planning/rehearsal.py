@@ -25,15 +25,17 @@ from tft_exp.memory.timeline import Timeline
 from tft_exp.memory.trace import Trace, TracingAllocator
 from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.planning.cost import CostMeter, Work
+from tft_exp.planning.plan import FIRST, LATER
 from tft_exp.planning.shape import DataShape
 from tft_exp.training.assembly import assemble
 
-# Of each phase: the second batch begins while what is left of the first is still held, and its step finds the state there.
+# Of each phase in the first epoch: the second batch begins while what is left of the first is still held, and its step finds
+# the state there.
 BATCHES = 2
-# The second epoch begins where the policy left the first.
+# The second epoch begins where the policy left the first; a batch of each phase shows what it finds.
 EPOCHS = 2
 
-FIRST, LATER, BETWEEN = "first step", "later steps", "between phases"
+BETWEEN = "between phases"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Rehearsal:
     parameters: int
     work: dict[str, Work]
     batches: dict[str, int]
+    epochs: int
 
 
 def rehearse(config: Config, shape: DataShape) -> Rehearsal:
@@ -75,7 +78,7 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
 
                 trainer.on_batch = on_batch
                 for _ in trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation):
-                    pass
+                    trainer.rehearse = 1
                 timeline.begin(BETWEEN)
                 parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     finally:
@@ -88,6 +91,7 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
         parameters=parameters,
         work=dict(timeline.meter.by_interval),
         batches=batches,
+        epochs=short.trainer.max_epochs,
     )
 
 
