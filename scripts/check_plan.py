@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from tft_exp.compose import compose_config, conf_dir
+from tft_exp.compose import compose_config, options_of
 from tft_exp.config import Config
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.errors import ConfigError
@@ -111,15 +111,11 @@ def worst(plan: Plan, peaks: dict[str, float]) -> tuple[float, str]:
     return max((abs((peak.live_mib if peak else 0.0) / peaks[phase] - 1) * 100, phase) for phase, peak in planned.items())
 
 
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=options("model"))
-    parser.add_argument("--policies", nargs="+", default=options("policy"))
-    parser.add_argument("--optimizers", nargs="+", default=options("optimizer"))
+    parser.add_argument("--models", nargs="+", default=options_of("model"))
+    parser.add_argument("--policies", nargs="+", default=options_of("policy"))
+    parser.add_argument("--optimizers", nargs="+", default=options_of("optimizer"))
     parser.add_argument("--gradients", nargs="+", default=["after_step"])
     parser.add_argument("--sample", type=int, help="so many combinations, drawn with seed 0")
     parser.add_argument("--json", type=Path, help="also write every check into this file")

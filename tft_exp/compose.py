@@ -30,6 +30,11 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
+def options_of(group: str) -> list[str]:
+    """The options of a group, by name."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
 def register_schema() -> None:
     """Make the schema known to Hydra; conf/config.yaml names it first in its defaults list."""
     ConfigStore.instance().store(name="schema", node=Config, provider="tft_exp")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tft_exp.config import DeviceConfig, DeviceKind
 from tft_exp.errors import ConfigError
-from tft_exp.memory.devices import DeviceMemory, open_memory
+from tft_exp.memory.devices import MIB, DeviceMemory, open_memory
 from tft_exp.memory.kernels import KernelMemory
 from tft_exp.memory.virtual import VirtualMemory
+
+
+def planned_device(config: DeviceConfig) -> DeviceConfig:
+    """The device as a plan sees it: `auto` decided, and a real card's size read where this machine has one."""
+    kind, capacity = config.kind, config.capacity_mib
+    if kind is DeviceKind.auto:
+        kind = DeviceKind.cuda if torch.cuda.is_available() else DeviceKind.cpu
+    if kind is DeviceKind.cuda and capacity is None and torch.cuda.is_available():
+        capacity = torch.cuda.get_device_properties(config.index).total_memory // MIB
+    return replace(config, kind=kind, capacity_mib=capacity)
 
 
 def resolve_device(config: DeviceConfig) -> torch.device:
@@ -53,6 +65,9 @@ def open_device_memory(config: DeviceConfig, device: torch.device) -> DeviceMemo
 
 
 def kernel_memory(config: DeviceConfig) -> KernelMemory:
+    """What kernels take beside tensors: of cards alone is anything known."""
+    if config.kind not in (DeviceKind.cuda, DeviceKind.virtual):
+        return KernelMemory(0, config.lstm_reserve)
     return KernelMemory(config.cublas_workspace_kib * 1024, config.lstm_reserve)
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tft_exp.compose import expand_sweep
+from tft_exp.compose import compose_config, expand_sweep, options_of
 from tft_exp.errors import ConfigError
+from tft_exp.planning.advice import advise as search
 from tft_exp.planning.many import plan_all
 from tft_exp.planning.plan import Assumed, CardSpeed, Planned
+from tft_exp.report.advice import print_advice
 from tft_exp.report.plans import draw_plans, print_plans, write_csv, write_json
 
 WIDTH = 200  # of a table into a pipe or a file
@@ -33,15 +35,44 @@ def plan(
     png_file: Path | None = None,
 ) -> int:
     """Plan every combination of the overrides and print the table. Returns the exit code, 2 where not one could be planned."""
+    files = ((json_file, write_json), (csv_file, write_csv), (png_file, draw_plans))
+    for path, _ in files:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent}", where=str(path), mend="make it, or name another file")
     combinations = expand_sweep(overrides, ignored=IGNORED)
     planned = plan_with_progress(combinations, assumed, calibration, jobs)
     print_plans(planned, console())
-    for path, write in ((json_file, write_json), (csv_file, write_csv), (png_file, draw_plans)):
+    for path, write in files:
         if path is not None:
-            _into(path)
             write(planned, path)
             print(f"written: {path}")
     return 0 if any(one.plan is not None for one in planned) else 2
+
+
+def advise(overrides: Sequence[str], *, assumed: Assumed, calibration: Path | None = None, jobs: int | None = None) -> int:
+    """Search what a card can run, and say it in sentences with the commands. Returns the exit code, 2 where nothing fits."""
+    combinations = expand_sweep(overrides, ignored=IGNORED)
+    if len(combinations) > 1:
+        raise ConfigError(
+            f"advise starts from one configuration, and these are {len(combinations)}",
+            where=" ".join(overrides),
+            mend="give each key one value; advise varies batch, model, policy and optimizer itself",
+        )
+    asked = combinations[0]
+    config = compose_config(list(overrides))
+    found = search(
+        asked,
+        (config.batch.train, config.batch.validation),
+        models=options_of("model"),
+        optimizers=options_of("optimizer"),
+        plan_all=lambda wanted: plan_with_progress(wanted, assumed, calibration, jobs),
+    )
+    if found.asked.plan is not None and found.asked.plan.capacity_mib is None:
+        raise ConfigError(
+            "no card's size is known", where="device", mend="name a card: device=cuda_4gb, or device.capacity_mib=6144 device=cuda"
+        )
+    print_advice(found, (config.batch.train, config.batch.validation), console())
+    return 0 if found.pareto or found.batch else 2
 
 
 def plan_with_progress(
@@ -73,8 +104,3 @@ def read_calibration(path: Path) -> tuple[tuple[str, ...], CardSpeed]:
 def console() -> Console:
     """The terminal; into a pipe or a file, wide enough for every column."""
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
-
-
-def _into(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}", where=str(path), mend="make it, or name another file")

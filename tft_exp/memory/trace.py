@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,9 +62,9 @@ class TracingAllocator:
 
 @dataclass(frozen=True)
 class Peak:
-    """The allocator's highest figures in an interval, bytes."""
+    """The allocator's highest figures in an interval, by its number, bytes."""
 
-    interval: str
+    interval: int
     allocated: int
     reserved: int
 
@@ -77,12 +77,54 @@ class Replay:
     shortage: Shortage | None
 
 
-def replay(trace: Trace, intervals: Sequence[str], capacity: int, *, expandable: bool = False) -> Replay:
+def unroll(trace: Trace, begin: int, end: int, times: int) -> Trace:
+    """The trace with its events from `begin` to `end` repeated so many more times.
+
+    What a repetition releases of before is what the one before it left over of the same size, as a step lets go of the loss of
+    the step before; what nobody let go of lives on.
+    """
+    numbers = [number for event, number in trace[:begin] if event is Event.allocate]
+    first, segment = len(numbers), trace[begin:end]
+    born = [number for event, number in segment if event is Event.allocate]  # bytes, in the order of the allocations' numbers
+    released = [number for event, number in segment if event is Event.release]
+    left = sorted(set(range(first, first + len(born))) - set(released))
+    waiting: dict[int, deque[int]] = {}
+    for number in left:
+        waiting.setdefault(born[number - first], deque()).append(number)
+    successor: dict[int, int] = {}  # of an allocation from before that the segment releases: what takes its place for the next
+    for number in released:
+        if number < first and (heirs := waiting.get(numbers[number])):
+            successor[number] = heirs.popleft()
+    longer, count = list(trace[:end]), first + len(born)
+    current = {number: number for number in left}  # where an allocation that the segment leaves over is now
+    for _ in range(times):
+        mine: dict[int, int] = {}
+        before, number = dict(current), first
+        for event, value in segment:
+            if event is Event.allocate:
+                mine[number], number, count = count, number + 1, count + 1
+                longer.append((event, value))
+            elif event is not Event.release:
+                longer.append((event, value))
+            elif value in mine:
+                longer.append((event, mine[value]))
+            elif value in successor:
+                longer.append((event, before[successor[value]]))
+        current = {number: mine[number] for number in left}
+    shift = times * len(born)
+    for event, value in trace[end:]:
+        if event is Event.release:
+            value = current.get(value, value if value < first + len(born) else value + shift)
+        longer.append((event, value))
+    return longer
+
+
+def replay(trace: Trace, capacity: int, *, expandable: bool = False) -> Replay:
     """The trace on a card on which tensors may take `capacity` bytes. It begins with an interval."""
     allocator = CachingAllocator(capacity, expandable=expandable)
     blocks: list[Block | None] = []
     peaks: list[Peak] = []
-    current: str | None = None
+    current: int | None = None
 
     def close() -> None:
         if current is not None:
@@ -101,7 +143,7 @@ def replay(trace: Trace, intervals: Sequence[str], capacity: int, *, expandable:
             allocator.flush()
         else:
             close()
-            current = intervals[number]
+            current = number
             allocator.reset_peaks()
     close()
     return Replay(tuple(peaks), None)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
-
-from tft_exp.config import Config, DeviceConfig, DeviceKind
+from tft_exp.config import Config, DeviceKind
+from tft_exp.hardware import planned_device
 from tft_exp.memory.devices import MIB
 from tft_exp.memory.ledger import Kind
 from tft_exp.memory.trace import Peak, Replay, replay
@@ -26,17 +22,6 @@ def make_plan(config: Config, shape: DataShape, speed: CardSpeed) -> Plan:
     return lay_out(rehearse(config, shape), config, shape, speed)
 
 
-def planned_device(device: DeviceConfig) -> DeviceConfig:
-    """The device as a plan sees it: `auto` decided, and a real card's size read where this machine has one."""
-    kind = device.kind
-    if kind is DeviceKind.auto:
-        kind = DeviceKind.cuda if torch.cuda.is_available() else DeviceKind.cpu
-    capacity = device.capacity_mib
-    if kind is DeviceKind.cuda and capacity is None and torch.cuda.is_available():
-        capacity = torch.cuda.get_device_properties(device.index).total_memory // MIB
-    return replace(device, kind=kind, capacity_mib=capacity)
-
-
 def lay_out(rehearsal: Rehearsal, config: Config, shape: DataShape, speed: CardSpeed) -> Plan:
     """A rehearsal on the configured card; one rehearsal serves cards of any size."""
     device = planned_device(config.device)
@@ -44,13 +29,14 @@ def lay_out(rehearsal: Rehearsal, config: Config, shape: DataShape, speed: CardS
     verdict, replayed, failed = judge(rehearsal, capacity, expandable=device.expandable_segments)
     return Plan(
         verdict=verdict,
-        out_of_memory_in=None if failed is None else _as_run(failed.peaks[-1].interval),
+        out_of_memory_in=None if failed is None else _as_run(rehearsal.intervals[failed.peaks[-1].interval]),
         shortage=None if failed is None else failed.shortage,
-        peaks=_by_phase(replayed, rehearsal.makeup),
+        peaks=_by_phase(replayed, rehearsal),
         capacity_mib=None if capacity is None else capacity / MIB,
         context_mib=float(device.context_mib) if device.kind in (DeviceKind.cuda, DeviceKind.virtual) else 0.0,
         host_peak_mib=rehearsal.host_peak / MIB,
         parameters=rehearsal.parameters,
+        train_windows=shape.windows["train"],
         window_seconds=_window_seconds(rehearsal, config, shape, speed),
         assumed=shape.assumed,
     )
@@ -60,7 +46,7 @@ def judge(rehearsal: Rehearsal, capacity: int | None, *, expandable: bool = Fals
     """Whether `capacity` bytes are enough, the replay whose peaks to show, and the one that ran out of memory."""
 
     def on(nbytes: int) -> Replay:
-        return replay(rehearsal.trace, rehearsal.intervals, nbytes, expandable=expandable)
+        return replay(rehearsal.trace, nbytes, expandable=expandable)
 
     free = on(NO_LIMIT)
     if capacity is None:
@@ -79,13 +65,15 @@ def _as_run(interval: str) -> str:
     return "train" if interval in (FIRST, LATER) else interval
 
 
-def _by_phase(replayed: Replay, makeup: Sequence[dict[Kind, int]]) -> tuple[PhasePeak, ...]:
+def _by_phase(replayed: Replay, rehearsal: Rehearsal) -> tuple[PhasePeak, ...]:
     """The highest of each phase over its intervals; what lies between phases belongs to the one before."""
     found: dict[str, list[tuple[Peak, dict[Kind, int]]]] = {phase: [] for phase in PHASES}
     phase = PHASES[0]
-    for peak, kinds in zip(replayed.peaks, makeup, strict=False):  # the last interval is the end, and has no make-up
-        phase = phase if peak.interval == BETWEEN else peak.interval
-        found[phase].append((peak, kinds))
+    for peak in replayed.peaks:
+        name = rehearsal.intervals[peak.interval]
+        phase = phase if name == BETWEEN else name
+        if peak.interval < len(rehearsal.makeup):  # the last is the end, and has none
+            found[phase].append((peak, rehearsal.makeup[peak.interval]))
     peaks = []
     for phase, members in found.items():
         if members:

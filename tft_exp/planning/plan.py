@@ -68,6 +68,7 @@ class Plan:
     context_mib: float
     host_peak_mib: float
     parameters: int
+    train_windows: int
     window_seconds: float  # of a training window with its share of validation and policy, by data sheets: only ratios mean anything
     assumed: tuple[str, ...] = ()  # what of the data was not read
 
@@ -75,6 +76,10 @@ class Plan:
     def highest(self) -> PhasePeak:
         """The phase in which most was live."""
         return max(self.peaks, key=lambda peak: peak.live_mib)
+
+    @property
+    def allocated_mib(self) -> float:
+        return max(peak.allocated_mib for peak in self.peaks)
 
     @property
     def reserved_mib(self) -> float:
@@ -86,7 +91,7 @@ class Plan:
         nothing, if only the gaps between blocks were in the way."""
         if self.capacity_mib is None:
             return None
-        taken = max(peak.allocated_mib for peak in self.peaks) if self.verdict is Verdict.out_of_memory else self.reserved_mib
+        taken = self.allocated_mib if self.verdict is Verdict.out_of_memory else self.reserved_mib
         return self.capacity_mib - taken
 
     @property

@@ -19,21 +19,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tft_exp.config import Config
 from tft_exp.data.rows import InputTensors, WindowedRows
-from tft_exp.hardware import kernel_memory
+from tft_exp.hardware import kernel_memory, planned_device
 from tft_exp.memory.ledger import Kind, Place
 from tft_exp.memory.timeline import Timeline
-from tft_exp.memory.trace import Trace, TracingAllocator
+from tft_exp.memory.trace import Trace, TracingAllocator, unroll
 from tft_exp.memory.virtual import VirtualMemory
 from tft_exp.planning.cost import CostMeter, Work
 from tft_exp.planning.plan import FIRST, LATER
 from tft_exp.planning.shape import DataShape
 from tft_exp.training.assembly import assemble
 
-# Of each phase in the first epoch: the second batch begins while what is left of the first is still held, and its step finds
-# the state there.
+# Of each phase: the second batch begins while what is left of the first is still held, and its step finds the state there.
 BATCHES = 2
-# The second epoch begins where the policy left the first; a batch of each phase shows what it finds.
+# The second epoch begins where the policy left the first.
 EPOCHS = 2
+# Every later step and epoch asks for the same again, and may find it in other places: so many more of them are laid out.
+MORE_STEPS = 5
+MORE_EPOCHS = 2
 
 BETWEEN = "between phases"
 
@@ -43,7 +45,7 @@ class Rehearsal:
     """A run's allocations in intervals, what was live at each interval's peak by kind (bytes), the host's highest bytes, and
     the work by interval, of which `batches` were run."""
 
-    trace: Trace
+    trace: Trace  # with more steps and epochs than were run, each a repetition
     intervals: tuple[str, ...]
     makeup: tuple[dict[Kind, int], ...]
     host_peak: int
@@ -56,11 +58,13 @@ class Rehearsal:
 def rehearse(config: Config, shape: DataShape) -> Rehearsal:
     """Rehearse a run on a card without limits. Raises UserError where the trainer would, whatever the device."""
     allocator = TracingAllocator()
-    memory = VirtualMemory(0, 0, kernels=kernel_memory(config.device))
+    memory = VirtualMemory(0, 0, kernels=kernel_memory(planned_device(config.device)))
     memory.allocator = allocator  # type: ignore[assignment]
     timeline = MarkedTimeline(memory, allocator)
     short = replace(config, trainer=replace(config.trainer, max_epochs=min(EPOCHS, config.trainer.max_epochs)))
     batches: dict[str, int] = {"train": 0, "validation": 0}
+    step_ends: list[list[int]] = [[]]  # places in the trace, by epoch
+    epoch_ends: list[int] = []
     # Collected before every policy; what the libraries made so far takes long to go through.
     gc.freeze()
     try:
@@ -73,18 +77,23 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
 
                 def on_batch(phase: str) -> None:
                     batches[phase] += 1
-                    if timeline.interval == FIRST and trainer.step == 1:
+                    if trainer.step == 1 and timeline.interval == FIRST:
                         timeline.begin(LATER)
+                    if phase == "train" and trainer.step > sum(map(len, step_ends)):
+                        step_ends[-1].append(len(allocator.trace))
 
                 trainer.on_batch = on_batch
                 for _ in trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation):
-                    trainer.rehearse = 1
+                    epoch_ends.append(len(allocator.trace))
+                    step_ends.append([])
                 timeline.begin(BETWEEN)
+                more_steps = min(MORE_STEPS, trainer.batches(len(assembled.train))[1] - BATCHES)
+                more_epochs = min(MORE_EPOCHS, config.trainer.max_epochs - EPOCHS)
                 parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     finally:
         gc.unfreeze()
     return Rehearsal(
-        trace=allocator.trace,
+        trace=prolonged(allocator.trace, step_ends, epoch_ends, more_steps, more_epochs),
         intervals=tuple(allocator.intervals),
         makeup=tuple(timeline.makeup),
         host_peak=timeline.host_peak,
@@ -93,6 +102,18 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
         batches=batches,
         epochs=short.trainer.max_epochs,
     )
+
+
+def prolonged(trace: Trace, step_ends: list[list[int]], epoch_ends: list[int], more_steps: int, more_epochs: int) -> Trace:
+    """The trace with each epoch's second step, and then the second epoch, repeated."""
+    for epoch in reversed(range(len(epoch_ends))):
+        if len(step_ends[epoch]) == BATCHES and more_steps > 0:
+            grown = unroll(trace, step_ends[epoch][0], step_ends[epoch][1], more_steps)
+            epoch_ends = [end + (len(grown) - len(trace) if index >= epoch else 0) for index, end in enumerate(epoch_ends)]
+            trace = grown
+    if len(epoch_ends) == EPOCHS and more_epochs > 0:
+        trace = unroll(trace, epoch_ends[0], epoch_ends[1], more_epochs)
+    return trace
 
 
 class MarkedTimeline(Timeline):

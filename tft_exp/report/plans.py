@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def _table(planned: Sequence[Planned], dropped: Sequence[str]) -> Table:
     for key in keys or ["run"]:
         table.add_column(key, no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "outcome" else "right", no_wrap=heading != "outcome")
+        table.add_column(heading, justify="left" if heading == "outcome" else "right", no_wrap=True)
     for one, cells in zip(planned, rows, strict=True):
         verdict = one.plan.verdict if one.plan is not None else Verdict.out_of_memory
         named = [one.choices.get(key, "-") for key in keys] or ["as configured"]
@@ -78,8 +79,7 @@ def _cells(one: Planned, cost: float | None) -> dict[str, str]:
     names = ("parameters", "first step", "later steps", "policy", "validation", "reserved", "left", "host", "of it\np / g / s / k / o")
     headings = [*names, "relative\ncost", "outcome"]
     if plan is None:
-        refused = (one.refused or "").splitlines()[0]
-        return {heading: f"refused: {refused}" if heading == "outcome" else "-" for heading in headings}
+        return {heading: "refused" if heading == "outcome" else "-" for heading in headings}
     by_phase = {peak.phase: peak for peak in plan.peaks}
     around = max((by_phase[name].allocated_mib for name in ("before_validation", "after_validation") if name in by_phase), default=None)
     kinds = [plan.highest.makeup_mib.get(kind, 0.0) for kind in KIND_COLORS]
@@ -126,10 +126,13 @@ def _caption(planned: Sequence[Planned], cards: set[tuple[float | None, float]])
 
 def print_plans(planned: Sequence[Planned], console: Console) -> None:
     console.print(plans_table(planned, console.width))
+    keys = varying(planned)
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
     for one in planned:
-        if one.refused is not None and len(one.refused.splitlines()) > 1:
-            chosen = " ".join(f"{key}={value}" for key, value in one.choices.items())
-            console.print(f"refused: {chosen}\n  {one.refused}", highlight=False, markup=False)
+        if one.refused is not None:
+            reasons[one.refused].append(" ".join(f"{key}={one.choices[key]}" for key in keys if key in one.choices))
+    for reason, which in reasons.items():
+        console.print(f"\nrefused: {'; '.join(which)}\n  {reason}", highlight=False, markup=False, soft_wrap=True)
 
 
 def as_records(planned: Sequence[Planned]) -> list[dict[str, Any]]:
