@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 
-from tft_exp.config import AuditMode, Config
+from tft_exp.config import AuditMode, BatchConfig, Config
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.errors import AuditError
 from tft_exp.hardware import device_name, open_device_memory, resolve_device
@@ -19,6 +19,8 @@ from tft_exp.memory.audit import Finding
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory
 from tft_exp.memory.policies import idle_on
 from tft_exp.memory.timeline import Timeline
+from tft_exp.planning.prediction import Prediction, halved, predict, propose_batch
+from tft_exp.planning.shape import shape_of
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
@@ -74,6 +76,9 @@ def run(config: Config, job: Job) -> Outcome:
         "memory_quantity": memory.quantity,
         "job_folder": str(job.folder),
     }
+    if dataset is not None and config.batch.auto:
+        config = propose_batch(config, shape_of(dataset))
+        log.info("batch=auto: %s", _batch_text(config.batch))
     if dataset is not None:
         tags["data_fingerprint"] = dataset.fingerprint
     if memory.capacity_mib is not None:
@@ -90,7 +95,7 @@ def run(config: Config, job: Job) -> Outcome:
         tags=tags,
     ) as recorder:
         _write_inputs(recorder.folder, config, job, dataset, diff)
-        return _attempt(config, dataset, memory, recorder)
+        return _run(config, dataset, memory, recorder)
 
 
 def _load(config: Config) -> Dataset | None:
@@ -160,10 +165,45 @@ class Progressed:
             )
 
 
-def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Outcome:
+def _run(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Outcome:
+    """Attempt until an attempt ends other than in an out-of-memory that half the batch could mend (batch.auto), and record it."""
+    tried = [_batch_text(config.batch)]
+    while True:
+        attempt = _attempt(config, dataset, memory, recorder)
+        smaller = halved(config.batch, attempt.phase) if config.batch.auto and attempt.phase is not None else None
+        if smaller is None:
+            break
+        log.warning("%s: out of memory in %s with %s: begun anew with %s", recorder.name, attempt.phase, tried[-1], _batch_text(smaller))
+        config = replace(config, batch=smaller)
+        tried.append(f"{_batch_text(smaller)} after an out-of-memory in {attempt.phase}")
+    if config.batch.auto:
+        recorder.tag({"batch_auto": "; ".join(tried)})
+        sizes = {"train": config.batch.train, "validation": config.batch.validation, "accumulate": config.batch.accumulate}
+        attempt.progressed.extra |= {f"batch/{name}": float(size) for name, size in sizes.items()}
+    return _conclude(attempt, memory, recorder)
+
+
+def _batch_text(batch: BatchConfig) -> str:
+    return f"{batch.train} x {batch.accumulate} windows a step, {batch.validation} a validation batch"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an attempt came to: `phase` is the one in which memory ran out, and `error` what the device said then."""
+
+    timeline: Timeline
+    progressed: Progressed
+    prediction: Prediction | None
+    phase: str | None
+    error: str | None
+
+
+def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder: Recorder) -> Attempt:
     """Train; an out-of-memory becomes an outcome with its phase, and frees everything that the attempt held."""
     timeline, progressed = Timeline(memory), Progressed()
     phase = None if dataset is not None else "data"
+    prediction = predict(config, shape_of(dataset), memory) if dataset is not None else None
+    message: str | None = None
     # Garbage is collected around every validation, to see who still holds the optimizer. What the libraries made so far
     # is set aside: going through it took 0.3 s a time.
     gc.freeze()
@@ -171,15 +211,13 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         if dataset is not None:
             progressed.naive = _naive(config, dataset, recorder)
             with memory.attach():
-                _train(config, dataset, timeline, recorder, progressed)
+                _train(config, dataset, timeline, recorder, progressed, prediction)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         ended = timeline.interrupted
         phase = ended.phase if ended else "between phases" if timeline.records else "naive forecasts"
-        recorder.tag({"error": str(error)})
-        if memory.shortage is not None:
-            progressed.extra |= shortage_metrics(memory.shortage)
+        message = str(error)
     finally:
         gc.unfreeze()
         write_timeline(timeline.records, memory, recorder.folder, recorder.name)
@@ -189,15 +227,27 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         # The exception held the frames that held the model; out here it is gone, and with it what they held.
         memory.settle()
         memory.clear_cache()
+    return Attempt(timeline, progressed, prediction, phase, message)
+
+
+def _conclude(attempt: Attempt, memory: DeviceMemory, recorder: Recorder) -> Outcome:
+    """Write what stands for the whole run."""
+    records, progressed, prediction = attempt.timeline.records, attempt.progressed, attempt.prediction
+    if attempt.phase is not None:
         recorder.outcome = "out_of_memory"
-        recorder.tag({"out_of_memory_phase": phase})
-    highest = max(timeline.records, key=lambda record: record.peak.allocated_mib, default=None)
+        recorder.tag({"out_of_memory_phase": attempt.phase, **({"error": attempt.error} if attempt.error else {})})
+        if memory.shortage is not None:
+            progressed.extra |= shortage_metrics(memory.shortage)
+    highest = max(records, key=lambda record: record.peak.allocated_mib, default=None)
     if highest is not None and highest.peak.makeup:
         recorder.tag({"peak_makeup": f"{highest.phase}: {highest.peak.makeup_text}"})
         log.info("%s: at the peak of %s: %s", recorder.name, highest.phase.replace("_", " "), highest.peak.makeup_text)
-    summary = run_summary(progressed.results, timeline.records, progressed.naive, memory.quantity) | progressed.extra
+    if prediction is not None:
+        recorder.tag({"predicted_outcome": prediction.plan.outcome})
+        progressed.extra |= prediction.metrics(records)
+    summary = run_summary(progressed.results, records, progressed.naive, memory.quantity) | progressed.extra
     recorder.log({f"summary/{key}": value for key, value in summary.items()})
-    return Outcome(recorder.run_id, recorder.name, recorder.outcome, phase, summary)
+    return Outcome(recorder.run_id, recorder.name, recorder.outcome, attempt.phase, summary)
 
 
 def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
@@ -210,7 +260,9 @@ def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
     return naive[best]
 
 
-def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:
+def _train(
+    config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed, prediction: Prediction | None
+) -> None:
     """Train to the end, recording every epoch and keeping the best weights."""
     memory = timeline.memory
     assembled = assemble(config, dataset.rows, dataset.sizes, timeline)
@@ -234,12 +286,15 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
         for result in trainer.epochs(rows.gather, train, validation):
             progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)
+            if prediction is not None:
+                metrics |= {f"memory/{key}": value for key, value in prediction.metrics(result.phases).items()}
             recorder.log(metrics, step=result.epoch + 1)
             progress.epoch(result.epoch + 1, metrics)
             if result.improved:
                 save_weights(model, checkpoint)
     if len(rows.windows["test"]):
         load_weights(model, checkpoint)
-        with timeline.phase("test", len(progressed.results)):
-            test = trainer.evaluate(rows.gather, rows.windows["test"], memory.put)
+        # As validation has it: without the state where the policy takes it away, because no more than that was seen to fit.
+        with trainer.policy.around_validation(trainer.owner, model, memory) as move, timeline.phase("test", len(progressed.results)):
+            test = trainer.evaluate(rows.gather, rows.windows["test"], move)
         progressed.extra |= quality_metrics(test, "test_")

@@ -84,6 +84,13 @@ class Config:
                 f"batch.accumulate={self.batch.accumulate} adds gradients up over batches, and in_backward keeps none",
                 "set batch.accumulate=1, or gradients=after_step",
             )
+            require(
+                not self.batch.auto,
+                where,
+                value,
+                "batch.auto may have to add gradients up over batches, and in_backward keeps none",
+                "choose a batch of fixed size, or gradients=after_step",
+            )
         parts: list[tuple[bool, str, Enum]] = [
             (self.gradients.release is Gradients.in_backward, "gradients.release", self.gradients.release),
             (self.policy.residency is Residency.offload_always, "policy.residency", self.policy.residency),

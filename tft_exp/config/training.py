@@ -62,11 +62,13 @@ class ModelConfig:
 
 @dataclass
 class BatchConfig:
-    """Windows in a training step's batch and in a validation batch, and steps whose gradients are added up."""
+    """Windows in a training step's batch and in a validation batch, and batches whose gradients are added up before a step. With
+    `auto` a batch that does not fit is halved, and a training step adds up twice as many."""
 
     train: int = 64
     validation: int = 256
     accumulate: int = 1
+    auto: bool = False
 
     def __post_init__(self) -> None:
         for key in ("train", "validation", "accumulate"):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.context import BaseContext
 
 from tft_exp.planning.plan import Assumed, CardSpeed, Planned
 
@@ -30,16 +31,21 @@ def plan_all(
             found |= dict(zip(group, _work([combinations[index] for index in group], *rest), strict=True))
             on_done(len(group))
     else:
-        # A server imports once and forks from there; what it is told to import runs no torch operation.
-        context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
-        if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(["tft_exp.planning.worker"])
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
             running = {pool.submit(_work, [combinations[index] for index in group], *rest): group for group in groups}
             for done in as_completed(running):
                 found |= dict(zip(running[done], done.result(), strict=True))
                 on_done(len(running[done]))
     return [found[index] for index in range(len(combinations))]
+
+
+def process_context() -> BaseContext:
+    """How to start a process that plans: forked from a server that imports once and runs no torch operation itself."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tft_exp.planning.worker"])
+    return context
 
 
 def _alike(combinations: Sequence[dict[str, str]]) -> list[list[int]]:

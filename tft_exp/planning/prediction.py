@@ -1,0 +1,109 @@
+"""A run's plan beside its measurement, and the batch that a plan proposes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from tft_exp.config import BatchConfig, Config, TrackingConfig
+from tft_exp.hardware import planned_device
+from tft_exp.memory.devices import DeviceMemory
+from tft_exp.memory.timeline import PhaseRecord
+from tft_exp.planning.many import process_context
+from tft_exp.planning.plan import CardSpeed, Plan, Verdict
+from tft_exp.planning.shape import DataShape
+
+log = logging.getLogger("tft_exp")
+
+# What a plan has peaks of; a run measures other phases too.
+COMPARED = ("train", "before_validation", "validation", "after_validation")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan in the quantity that the device measures: of a process, on top of what it held before the run."""
+
+    plan: Plan
+    held_before_mib: float = 0.0
+
+    def peak_mib(self, phase: str) -> float | None:
+        peak = self.plan.of_run_phase(phase) if phase in COMPARED else None
+        return None if peak is None else self.held_before_mib + peak.allocated_mib
+
+    def metrics(self, records: Sequence[PhaseRecord]) -> dict[str, float]:
+        """`predicted_peak_mib` and `prediction_error_pct` (over what was measured; more is above 0) of the completed phases, each
+        by its name and of the highest of them without one."""
+        measured: dict[str, float] = {}
+        for record in records:
+            if record.completed and self.peak_mib(record.phase) is not None:
+                measured[record.phase] = max(measured.get(record.phase, 0.0), record.peak.allocated_mib)
+        predicted = {phase: self.peak_mib(phase) or 0.0 for phase in measured}
+        if not measured:
+            return {}
+        pairs = {f"{phase}_": (predicted[phase], measured[phase]) for phase in measured}
+        pairs[""] = max(predicted.values()), max(measured.values())
+        found: dict[str, float] = {}
+        for prefix, (guess, truth) in pairs.items():
+            found[f"{prefix}predicted_peak_mib"] = guess
+            if truth > 0:
+                found[f"{prefix}prediction_error_pct"] = (guess / truth - 1.0) * 100.0
+        return found
+
+
+def predict(config: Config, shape: DataShape, memory: DeviceMemory) -> Prediction | None:
+    """The prediction of a run; None, with a warning, where it cannot be rehearsed: no run is lost to its prediction."""
+    try:
+        plan = planned(config, shape)
+    except Exception as error:  # whatever torch cannot do without values
+        log.warning("the run cannot be predicted: %s: %s", type(error).__name__, error)
+        return None
+    held = memory.now().allocated_mib if memory.quantity == "rss" else 0.0
+    if plan.verdict is Verdict.out_of_memory:
+        log.warning("the plan says: %s", plan.outcome.replace("_", " "))
+    return Prediction(plan, held)
+
+
+def propose_batch(config: Config, shape: DataShape) -> Config:
+    """The configuration with the largest batch of halves that the plan does not see running out of memory; where even the
+    smallest does, that one. What a step adds up stays."""
+    while (plan := planned(config, shape)).verdict is Verdict.out_of_memory:
+        smaller = halved(config.batch, plan.out_of_memory_in or "")
+        if smaller is None:
+            break
+        config = replace(config, batch=smaller)
+    return config
+
+
+def halved(batch: BatchConfig, phase: str) -> BatchConfig | None:
+    """Half the windows at once in the phase that ran out of memory, the gradients of as many added up; None where half is none,
+    or where fewer windows would not help."""
+    if phase == "validation" and batch.validation > 1:
+        return replace(batch, validation=batch.validation // 2)
+    if phase in ("train", "between phases") and batch.train % 2 == 0:
+        return replace(batch, train=batch.train // 2, accumulate=batch.accumulate * 2)
+    return None
+
+
+# By all that a plan depends on, as text; runs that differ in their seed share one.
+_plans: dict[str, Plan] = {}
+
+
+def planned(config: Config, shape: DataShape) -> Plan:
+    """The plan of a run, made in a process of its own: what a rehearsal imports would stand in the figures of this one."""
+    config = replace(config, device=planned_device(config.device), seed=0, tracking=TrackingConfig())
+    key = repr((config, shape))
+    if key not in _plans:
+        with ProcessPoolExecutor(1, mp_context=process_context()) as pool:
+            _plans[key] = pool.submit(_plan, config, shape).result()
+    return _plans[key]
+
+
+def _plan(config: Config, shape: DataShape) -> Plan:
+    import torch
+
+    from tft_exp.planning.layout import make_plan
+
+    torch.set_num_threads(1)
+    return make_plan(config, shape, CardSpeed())
