@@ -87,12 +87,8 @@ class Plan:
 
     @property
     def left_mib(self) -> float | None:
-        """What of the card no segment takes. Where memory runs out, what is missing in the best of layouts, negative; more than
-        nothing, if only the gaps between blocks were in the way."""
-        if self.capacity_mib is None:
-            return None
-        taken = self.allocated_mib if self.verdict is Verdict.out_of_memory else self.reserved_mib
-        return self.capacity_mib - taken
+        """What of the card holds no block at the highest moment; negative where the card is too small for any layout."""
+        return None if self.capacity_mib is None else self.capacity_mib - self.allocated_mib
 
     @property
     def outcome(self) -> str:

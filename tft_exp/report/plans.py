@@ -115,10 +115,10 @@ def _caption(planned: Sequence[Planned], cards: set[tuple[float | None, float]])
     if any(capacity is None for capacity, _ in cards):
         lines.append("No card's size is known, so nothing is said to fit: name one, as device=cuda_4gb or device.capacity_mib=6144.")
     lines.append(
-        "Phases: highest allocated (tensors, and what kernels keep); reserved: highest of the allocator's segments; of it: parameters / "
-        "gradients / optimizer state / kernels' workspace / other, at the highest moment. Relative cost: predicted time of a training "
-        "window with its share of validation and policy, by operations, bytes and data sheets. Tight: fits as rehearsed, and not on a "
-        "card 6 % smaller."
+        "Phases: highest allocated (tensors, and what kernels keep). Reserved: highest of the allocator's segments. Left: what of the card "
+        "holds nothing at the highest moment. Of it: parameters / gradients / optimizer state / kernels' workspace / other, then. "
+        "Relative cost: predicted time of a training window with its share of validation and policy, by operations, bytes and data "
+        "sheets. Tight: fits as rehearsed, and not on a card 6 % smaller."
     )
     lines += sorted({line for plan in plans for line in plan.assumed})
     return "\n".join(lines)
