@@ -14,7 +14,7 @@ from tft_exp.planning.shape import DataShape
 NO_LIMIT = 1 << 62
 # Where the allocator lives by clearing its cache, more steps than were rehearsed find other gaps. A card's size counts as
 # enough only if these shares of it are, too: over the catalogue, 4 % was the most that more steps asked for.
-SHARES = (1.0, 0.985, 0.97, 0.955, 0.94)
+SMALLER = (0.94, 0.955, 0.97, 0.985)
 
 
 def make_plan(config: Config, shape: DataShape, speed: CardSpeed) -> Plan:
@@ -53,10 +53,10 @@ def judge(rehearsal: Rehearsal, capacity: int | None, *, expandable: bool = Fals
         return Verdict.unlimited, free, None
     if max(peak.reserved for peak in free.peaks) <= capacity:
         return Verdict.fits, free, None
-    whole, *smaller = (on(int(share * capacity)) for share in SHARES)
+    whole = on(capacity)
     if whole.shortage is not None:
         return Verdict.out_of_memory, free, whole
-    tight = any(replayed.shortage is not None for replayed in smaller)
+    tight = any(on(int(share * capacity)).shortage is not None for share in SMALLER)
     return Verdict.tight if tight else Verdict.fits, whole, None
 
 

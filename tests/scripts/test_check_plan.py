@@ -1,0 +1,34 @@
+"""Plans against runs on a virtual card, over a sample of the catalogue; scripts/check_plan.py goes through all of it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tft_exp.compose import compose_config
+from tft_exp.data.dataset import load_dataset
+
+SAMPLE = [
+    "model=tiny policy=keep optimizer=adamw",
+    "model=base policy=clear_cache_every_batch optimizer=adamw",
+    "model=tiny policy=stash optimizer=sgd_momentum",
+    "model=tiny policy=recreate optimizer=adamw_8bit",
+    "model=small policy=offload optimizer=adafactor",
+    "model=small policy=recreate_rewarm optimizer=galore",
+    "model=tiny policy=cpu_validation optimizer=adamw_bf16",
+    "model=tiny policy=offload_always optimizer=muon gradients=in_backward trainer.gradient_clip_norm=null",
+    "model=tiny policy=keep trainer.precision=fp16",
+    "model=tiny policy=offload trainer.precision=bf16 batch.accumulate=3",
+    "model=large policy=recreate optimizer=adamw",
+]
+
+
+@pytest.mark.parametrize("overrides", SAMPLE)
+def test_a_plan_is_what_the_run_takes_and_what_it_calls_enough_is(overrides: str, script: ModuleType) -> None:
+    config = compose_config(["device=virtual_24gb", *script.SHORT, *overrides.split()])
+    dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
+    found = script.check(overrides, config, dataset)
+    assert found.error_percent < 0.1, found
+    assert found.out_of_memory_in is None, found
+    assert found.least_mib > 16
