@@ -101,14 +101,14 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _complete(arguments: Sequence[str]) -> int:
-    """Answer the shell: subcommands by ourselves, what follows `train` by Hydra."""
+    """Answer the shell: subcommands by ourselves, overrides by Hydra."""
     line = os.environ.get("COMP_LINE", "")
-    after_train = re.match(r"\s*\S+\s+train\s(.*)", line)
-    if after_train is None:
+    overrides = re.match(r"\s*\S+\s+(?:train|plan|advise)\s(.*)", line)
+    if overrides is None:
         typed = line.split(maxsplit=1)[1] if len(line.split()) > 1 else ""
         print(" ".join(command for command in ("train", "plan", "advise", "check", "compare", "ui") if command.startswith(typed)))
         return 0
-    os.environ["COMP_LINE"] = f"tft-exp {after_train.group(1)}"
+    os.environ["COMP_LINE"] = f"tft-exp {overrides.group(1)}"
     return _train(arguments)
 
 

@@ -88,7 +88,7 @@ def test_a_card_is_enough_or_too_small(tiny: tuple[Config, DataShape, Rehearsal]
     assert large.left_mib == pytest.approx(4096 - 450 - large.allocated_mib)
     assert large.highest.phase == "validation"
     for peak in large.peaks:
-        assert peak.live_mib == pytest.approx(peak.allocated_mib, rel=0.02, abs=0.1)
+        assert peak.live_mib == pytest.approx(peak.allocated_mib, rel=0.05, abs=0.1)
 
 
 def test_a_rehearsal_says_what_a_run_costs(tiny: tuple[Config, DataShape, Rehearsal]) -> None:
