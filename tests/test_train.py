@@ -16,6 +16,8 @@ import yaml
 from mlflow.entities import Run
 
 from tests.conftest import clean_environment, command, new_home, runs_in, tft_exp
+from tft_exp import experiment
+from tft_exp.compose import compose_config
 
 SMALL = ["model=tiny", "trainer=quick", "device=cpu", "batch.train=32", "batch.validation=64", "trainer.limit_train_batches=4"]
 PHASES = ["train", "before_validation", "validation", "after_validation"]
@@ -281,3 +283,43 @@ def test_a_test_split_is_scored_with_the_best_weights(tmp_path: Path, home: Path
     assert run.data.metrics["summary/test_loss"] > 0
     assert run.data.metrics["summary/test_q_risk_p50"] > 0
     assert run.data.metrics["summary/test_peak_rss_mib"] > 0
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_added_up_twice(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plan's proposal left out, so that the card itself must say that the batch is too large."""
+    overrides = ["model=tiny", "batch=auto", "batch.train=256", "batch.validation=64", "device=virtual_4gb", "device.capacity_mib=518"]
+    overrides += ["trainer=quick", "trainer.max_epochs=1", "trainer.limit_train_batches=4", f"tracking.home={home}"]
+    monkeypatch.setattr(experiment, "propose_batch", lambda config, shape: config)
+    job = experiment.Job({"model": "tiny", "batch": "auto", "policy": "keep"}, overrides, "", tmp_path / "job")
+    outcome = experiment.run(compose_config(overrides), job)
+    assert outcome.outcome == "finished"
+    train, accumulate = outcome.summary["batch/train"], outcome.summary["batch/accumulate"]
+    assert train * accumulate == 256
+    assert accumulate > 1
+    (run,) = runs_in(home)
+    tried = run.data.tags["batch_auto"].split("; ")
+    assert tried[0] == "256 x 1 windows a step, 64 a validation batch"
+    assert tried[-1] == f"{train:.0f} x {accumulate:.0f} windows a step, 64 a validation batch after an out-of-memory in train"
+    assert run.data.tags["outcome"] == "finished"
+    assert "out_of_memory_phase" not in run.data.tags
+    assert run.data.metrics["summary/peak_reserved_mib"] <= 518 - 450
+
+
+def test_the_plan_proposes_a_batch_that_needs_no_second_attempt(tmp_path: Path, home: Path) -> None:
+    overrides = ["model=tiny", "batch=auto", "batch.train=256", "batch.validation=64", "device=virtual_4gb", "device.capacity_mib=530"]
+    done = tft_exp("train", *overrides, "trainer=quick", "trainer.max_epochs=1", "trainer.limit_train_batches=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_in(home)
+    assert "; " not in run.data.tags["batch_auto"]
+    assert run.data.metrics["summary/batch/accumulate"] > 1
+    assert run.data.metrics["summary/batch/train"] * run.data.metrics["summary/batch/accumulate"] == 256
+    assert run.data.metrics["memory/prediction_error_pct"] == pytest.approx(0, abs=1)
+    assert "peak memory predicted +0.0 %" in done.stderr + done.stdout
+
+
+def test_a_run_on_a_cpu_is_predicted_on_top_of_its_process(sweep: Sweep) -> None:
+    for run in sweep.runs:
+        metrics = run.data.metrics
+        assert run.data.tags["predicted_outcome"] == "no card"
+        assert abs(metrics["summary/prediction_error_pct"]) < 30
+        assert metrics["summary/predicted_peak_mib"] > metrics["summary/setup_peak_rss_mib"] - 60

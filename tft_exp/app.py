@@ -117,8 +117,13 @@ def _outcome_line(outcome: Outcome) -> str:
         return f"{outcome.name}: out of memory in {outcome.phase}, after {figures.get('epochs', 0):.0f} epochs"
     return (
         f"{outcome.name}: {outcome.outcome}, validation loss {figures['val_loss']:.4f} (naive {figures['naive_loss']:.4f}), "
-        f"{figures['epoch_seconds']:.2f} s an epoch"
+        f"{figures['epoch_seconds']:.2f} s an epoch{_predicted(outcome)}"
     )
+
+
+def _predicted(outcome: Outcome) -> str:
+    error = outcome.summary.get("prediction_error_pct")
+    return "" if error is None else f", peak memory predicted {error:+.1f} %"
 
 
 def _report(application: Application) -> None:

@@ -144,6 +144,7 @@ def _write_inputs(folder: Path, config: Config, job: Job, dataset: Dataset | Non
 class Progressed:
     """What an attempt has got to, also where memory then ran out."""
 
+    prediction: Prediction | None = None
     naive: Quality | None = None
     results: list[EpochResult] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
@@ -193,7 +194,6 @@ class Attempt:
 
     timeline: Timeline
     progressed: Progressed
-    prediction: Prediction | None
     phase: str | None
     error: str | None
 
@@ -202,7 +202,8 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
     """Train; an out-of-memory becomes an outcome with its phase, and frees everything that the attempt held."""
     timeline, progressed = Timeline(memory), Progressed()
     phase = None if dataset is not None else "data"
-    prediction = predict(config, shape_of(dataset), memory) if dataset is not None else None
+    if dataset is not None:
+        progressed.prediction = predict(config, shape_of(dataset))
     message: str | None = None
     # Garbage is collected around every validation, to see who still holds the optimizer. What the libraries made so far
     # is set aside: going through it took 0.3 s a time.
@@ -211,7 +212,7 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         if dataset is not None:
             progressed.naive = _naive(config, dataset, recorder)
             with memory.attach():
-                _train(config, dataset, timeline, recorder, progressed, prediction)
+                _train(config, dataset, timeline, recorder, progressed)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -227,12 +228,12 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
         # The exception held the frames that held the model; out here it is gone, and with it what they held.
         memory.settle()
         memory.clear_cache()
-    return Attempt(timeline, progressed, prediction, phase, message)
+    return Attempt(timeline, progressed, phase, message)
 
 
 def _conclude(attempt: Attempt, memory: DeviceMemory, recorder: Recorder) -> Outcome:
     """Write what stands for the whole run."""
-    records, progressed, prediction = attempt.timeline.records, attempt.progressed, attempt.prediction
+    records, progressed = attempt.timeline.records, attempt.progressed
     if attempt.phase is not None:
         recorder.outcome = "out_of_memory"
         recorder.tag({"out_of_memory_phase": attempt.phase, **({"error": attempt.error} if attempt.error else {})})
@@ -242,9 +243,9 @@ def _conclude(attempt: Attempt, memory: DeviceMemory, recorder: Recorder) -> Out
     if highest is not None and highest.peak.makeup:
         recorder.tag({"peak_makeup": f"{highest.phase}: {highest.peak.makeup_text}"})
         log.info("%s: at the peak of %s: %s", recorder.name, highest.phase.replace("_", " "), highest.peak.makeup_text)
-    if prediction is not None:
-        recorder.tag({"predicted_outcome": prediction.plan.outcome})
-        progressed.extra |= prediction.metrics(records)
+    if progressed.prediction is not None:
+        recorder.tag({"predicted_outcome": progressed.prediction.plan.outcome})
+        progressed.extra |= progressed.prediction.metrics(records)
     summary = run_summary(progressed.results, records, progressed.naive, memory.quantity) | progressed.extra
     recorder.log({f"summary/{key}": value for key, value in summary.items()})
     return Outcome(recorder.run_id, recorder.name, recorder.outcome, attempt.phase, summary)
@@ -260,14 +261,14 @@ def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
     return naive[best]
 
 
-def _train(
-    config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed, prediction: Prediction | None
-) -> None:
+def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:
     """Train to the end, recording every epoch and keeping the best weights."""
     memory = timeline.memory
     assembled = assemble(config, dataset.rows, dataset.sizes, timeline)
     trainer, rows, train, validation = assembled.trainer, assembled.rows, assembled.train, assembled.validation
     model = trainer.model
+    if progressed.prediction is not None:
+        progressed.prediction = progressed.prediction.measured_from(timeline.records[0], memory)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     progressed.extra["parameters"] = float(parameters)
     log.info(
@@ -286,8 +287,8 @@ def _train(
         for result in trainer.epochs(rows.gather, train, validation):
             progressed.results.append(result)
             metrics = epoch_metrics(result, memory.quantity)
-            if prediction is not None:
-                metrics |= {f"memory/{key}": value for key, value in prediction.metrics(result.phases).items()}
+            if progressed.prediction is not None:
+                metrics |= {f"memory/{key}": value for key, value in progressed.prediction.metrics(result.phases).items()}
             recorder.log(metrics, step=result.epoch + 1)
             progress.epoch(result.epoch + 1, metrics)
             if result.improved:

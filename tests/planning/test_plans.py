@@ -17,7 +17,7 @@ from tft_exp.compose import compose_config, expand_sweep
 from tft_exp.config import BatchConfig, Config
 from tft_exp.data.dataset import load_dataset
 from tft_exp.errors import ConfigError
-from tft_exp.memory.devices import MIB, ProcessMemory
+from tft_exp.memory.devices import MIB
 from tft_exp.memory.trace import TracingAllocator
 from tft_exp.planner import read_calibration
 from tft_exp.planning import prediction
@@ -228,7 +228,7 @@ def test_advise_needs_a_card_and_one_configuration(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_held_against_the_phases_that_ended() -> None:
-    made = Prediction(plan_of(100.0, 1.0), held_before_mib=50.0)
+    made = Prediction(plan_of(100.0, 1.0), held_beside_mib=50.0)
     assert made.peak_mib("validation") == 150
     assert made.peak_mib("setup") is None
     assert made.metrics([]) == {}
@@ -240,7 +240,7 @@ def test_a_run_is_not_lost_to_its_prediction(monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr(prediction, "planned", fail)
     config = compose_config(["model=tiny", "device=cpu"])
-    assert predict(config, shape_by_roles(config), ProcessMemory()) is None
+    assert predict(config, shape_by_roles(config)) is None
     assert "the run cannot be predicted: NotImplementedError: no fake kernel" in caplog.text
 
 

@@ -23,14 +23,21 @@ COMPARED = ("train", "before_validation", "validation", "after_validation")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan in the quantity that the device measures: of a process, on top of what it held before the run."""
+    """A plan in the quantity that the device measures: of a process, on top of what it held beside the run's own tensors."""
 
     plan: Plan
-    held_before_mib: float = 0.0
+    held_beside_mib: float = 0.0
+
+    def measured_from(self, setup: PhaseRecord, memory: DeviceMemory) -> Prediction:
+        """The prediction once a run is set up: a process then holds libraries and what reading the data left, too."""
+        planned = self.plan.of_run_phase("setup")
+        if memory.quantity != "rss" or planned is None:
+            return self
+        return replace(self, held_beside_mib=setup.end.allocated_mib - planned.live_mib)
 
     def peak_mib(self, phase: str) -> float | None:
         peak = self.plan.of_run_phase(phase) if phase in COMPARED else None
-        return None if peak is None else self.held_before_mib + peak.allocated_mib
+        return None if peak is None else self.held_beside_mib + peak.allocated_mib
 
     def metrics(self, records: Sequence[PhaseRecord]) -> dict[str, float]:
         """`predicted_peak_mib` and `prediction_error_pct` (over what was measured; more is above 0) of the completed phases, each
@@ -52,17 +59,16 @@ class Prediction:
         return found
 
 
-def predict(config: Config, shape: DataShape, memory: DeviceMemory) -> Prediction | None:
+def predict(config: Config, shape: DataShape) -> Prediction | None:
     """The prediction of a run; None, with a warning, where it cannot be rehearsed: no run is lost to its prediction."""
     try:
         plan = planned(config, shape)
     except Exception as error:  # whatever torch cannot do without values
         log.warning("the run cannot be predicted: %s: %s", type(error).__name__, error)
         return None
-    held = memory.now().allocated_mib if memory.quantity == "rss" else 0.0
     if plan.verdict is Verdict.out_of_memory:
         log.warning("the plan says: %s", plan.outcome.replace("_", " "))
-    return Prediction(plan, held)
+    return Prediction(plan)
 
 
 def propose_batch(config: Config, shape: DataShape) -> Config:
