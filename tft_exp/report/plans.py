@@ -231,13 +231,15 @@ def _bar(axes: Axes, row: float, plan: Plan, peak: PhasePeak, phase: str) -> Non
     axes.plot([reserved, reserved], [row - 0.4, row + 0.4], color=SEGMENTS, linewidth=1.2)
     failed = plan.out_of_memory_in is not None and (phase == "highest" or plan.of_run_phase(plan.out_of_memory_in) in (peak,))
     words = f"{phase if phase != 'highest' else peak.phase.replace('_', ' ')} {left:,.0f}"
-    axes.text(
-        max(left, reserved),
-        row,
-        f"  {words}" + (": out of memory" if failed else ""),
+    axes.annotate(
+        words + (": out of memory" if failed else ""),
+        (max(left, reserved), row),
+        xytext=(5, 0),
+        textcoords="offset points",
         va="center",
         fontsize=7.5,
         color=OUT if failed else "#333333",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )
 
 
@@ -248,4 +250,4 @@ def _capacity(axes: Axes, plans: Sequence[Plan]) -> None:
     for card in shown:
         axes.axvline(card, color=CARD, linestyle="--", linewidth=1)
         axes.text(card, 1.0, f"card {card:,.0f}", transform=axes.get_xaxis_transform(), va="bottom", ha="center", color=CARD, fontsize=8)
-    axes.set_xlim(0, 1.22 * max([highest, *shown]))
+    axes.set_xlim(0, 1.32 * max([highest, *shown]))
