@@ -71,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("overrides", nargs="*", help="as for train: data.time=ts features=none ...")
     planning = argparse.ArgumentParser(add_help=False)
     planning.add_argument("overrides", nargs="*", help="as for train -m: model=small,base policy=keep,recreate device=cuda_4gb ...")
-    planning.add_argument("--rows", type=int, default=100_000, help="rows to assume where data.path is not there (default: 100000)")
-    planning.add_argument("--categories", type=int, default=100, help="values of each categorical column, likewise (default: 100)")
+    planning.add_argument("--rows", type=_positive, default=100_000, help="rows to assume where data.path is not there (default: 100000)")
+    planning.add_argument("--categories", type=_positive, default=100, help="values of each categorical column, likewise (default: 100)")
     planning.add_argument("--calibration", type=Path, help="what scripts/calibrate_cuda.py measured on the card")
-    planning.add_argument("--jobs", type=int, help="processes (default: one a core)")
+    planning.add_argument("--jobs", type=_positive, help="processes (default: one a core)")
     plan = commands.add_parser("plan", parents=[planning], help="what each combination takes of a card, and whether it fits")
     plan.add_argument("--json", type=Path, help="also write the plans into this file")
     plan.add_argument("--csv", type=Path, help="also write a row a combination into this file")
@@ -92,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     ui.add_argument("--sweep", help="show this sweep's runs alone")
     ui.add_argument("--port", type=int, default=5000)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def _train(arguments: Sequence[str]) -> int:

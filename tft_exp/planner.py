@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tft_exp.compose import compose_config, expand_sweep, options_of
+from tft_exp.config import DeviceConfig
 from tft_exp.errors import ConfigError
 from tft_exp.planning.advice import advise as search
 from tft_exp.planning.many import plan_all
@@ -60,6 +61,10 @@ def advise(overrides: Sequence[str], *, assumed: Assumed, calibration: Path | No
         )
     asked = combinations[0]
     config = compose_config(list(overrides))
+    if not _size_is_known(config.device):
+        raise ConfigError(
+            "no card's size is known", where="device", mend="name a card: device=cuda_4gb, or device=cuda device.capacity_mib=6144"
+        )
     found = search(
         asked,
         (config.batch.train, config.batch.validation),
@@ -67,12 +72,16 @@ def advise(overrides: Sequence[str], *, assumed: Assumed, calibration: Path | No
         optimizers=options_of("optimizer"),
         plan_all=lambda wanted: plan_with_progress(wanted, assumed, calibration, jobs),
     )
-    if found.asked.plan is not None and found.asked.plan.capacity_mib is None:
-        raise ConfigError(
-            "no card's size is known", where="device", mend="name a card: device=cuda_4gb, or device.capacity_mib=6144 device=cuda"
-        )
     print_advice(found, (config.batch.train, config.batch.validation), console())
     return 0 if found.pareto or found.batch else 2
+
+
+def _size_is_known(device: DeviceConfig) -> bool:
+    if device.capacity_mib is not None:
+        return True
+    from tft_exp.hardware import planned_device
+
+    return planned_device(device).capacity_mib is not None
 
 
 def plan_with_progress(

@@ -225,6 +225,9 @@ def test_advise_needs_a_card_and_one_configuration(tmp_path: Path) -> None:
     many = tft_exp("advise", "model=tiny,small", "device=cuda_4gb", cwd=tmp_path)
     assert many.returncode == 2
     assert "these are 2" in many.stderr
+    none = tft_exp("advise", "model=tiny", "device=cpu", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "no card's size is known" in none.stderr
 
 
 def test_a_prediction_is_held_against_the_phases_that_ended() -> None:

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {Verdict.fits: "green", Verdict.tight: "yellow", Verdict.out_of_memory: "red", Verdict.unlimited: ""}
+TELLING = ("experiment", "model", "batch", "policy", "optimizer", "device")
 # Columns in the order in which a terminal that is too narrow goes without them.
 FIRST_TO_GO = ("of it", "host", "parameters", "policy", "relative")
 
 
 def varying(planned: Sequence[Planned]) -> list[str]:
-    """Groups and keys in which the combinations differ; of a single one, all that was chosen."""
+    """Groups and keys in which the combinations differ; of a single one, what tells it from others as a rule."""
     keys = list(dict.fromkeys(key for one in planned for key in one.choices))
     differing = [key for key in keys if len({one.choices.get(key) for one in planned}) > 1]
-    return differing or keys
+    return differing or [key for key in keys if key in TELLING]
 
 
 def relative_costs(planned: Sequence[Planned]) -> dict[int, float]:
@@ -67,7 +68,7 @@ def _table(planned: Sequence[Planned], dropped: Sequence[str]) -> Table:
         table.add_column(heading, justify="left" if heading == "outcome" else "right", no_wrap=True)
     for one, cells in zip(planned, rows, strict=True):
         verdict = one.plan.verdict if one.plan is not None else Verdict.out_of_memory
-        named = [one.choices.get(key, "-") for key in keys] or ["as configured"]
+        named = [Text(one.choices.get(key, "-")) for key in keys] or [Text("as configured")]
         figures = [Text(cells[heading], style=COLORS[verdict] if heading == "outcome" else "") for heading in headings]
         table.add_row(*named, *figures)
     table.caption = _caption(planned, cards)
@@ -125,8 +126,9 @@ def _caption(planned: Sequence[Planned], cards: set[tuple[float | None, float]])
 
 
 def print_plans(planned: Sequence[Planned], console: Console) -> None:
-    console.print(plans_table(planned, console.width))
-    keys = varying(planned)
+    if any(one.plan is not None for one in planned):
+        console.print(plans_table(planned, console.width))
+    keys = varying(planned) if len(planned) > 1 else list(planned[0].choices)
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for one in planned:
         if one.refused is not None:
