@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -171,12 +171,13 @@ def _run(config: Config, dataset: Dataset | None, memory: DeviceMemory, recorder
     tried = [_batch_text(config.batch)]
     while True:
         attempt = _attempt(config, dataset, memory, recorder)
-        smaller = halved(config.batch, attempt.phase) if config.batch.auto and attempt.phase is not None else None
+        smaller = halved(config, attempt.phase) if config.batch.auto and attempt.phase is not None else None
         if smaller is None:
             break
-        log.warning("%s: out of memory in %s with %s: begun anew with %s", recorder.name, attempt.phase, tried[-1], _batch_text(smaller))
-        config = replace(config, batch=smaller)
-        tried.append(f"{_batch_text(smaller)} after an out-of-memory in {attempt.phase}")
+        before, after = _batch_text(config.batch), _batch_text(smaller.batch)
+        log.warning("%s: out of memory in %s with %s: begun anew with %s", recorder.name, attempt.phase, before, after)
+        config = smaller
+        tried.append(f"{after} after an out-of-memory in {attempt.phase}")
     if config.batch.auto:
         recorder.tag({"batch_auto": "; ".join(tried)})
         sizes = {"train": config.batch.train, "validation": config.batch.validation, "accumulate": config.batch.accumulate}

@@ -35,7 +35,8 @@ def plan(
     csv_file: Path | None = None,
     png_file: Path | None = None,
 ) -> int:
-    """Plan every combination of the overrides and print the table. Returns the exit code, 2 where not one could be planned."""
+    """Plan every combination of the overrides and print the table. Returns the exit code, 2 where not one could be planned,
+    and then nothing is written."""
     files = ((json_file, write_json), (csv_file, write_csv), (png_file, draw_plans))
     for path, _ in files:
         if path is not None and not path.parent.is_dir():
@@ -43,11 +44,13 @@ def plan(
     combinations = expand_sweep(overrides, ignored=IGNORED)
     planned = plan_with_progress(combinations, assumed, calibration, jobs)
     print_plans(planned, console())
+    if all(one.plan is None for one in planned):
+        return 2
     for path, write in files:
         if path is not None:
             write(planned, path)
             print(f"written: {path}")
-    return 0 if any(one.plan is not None for one in planned) else 2
+    return 0
 
 
 def advise(overrides: Sequence[str], *, assumed: Assumed, calibration: Path | None = None, jobs: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.conftest import tft_exp
 from tft_exp.compose import compose_config, expand_sweep
@@ -21,13 +23,14 @@ from tft_exp.memory.devices import MIB
 from tft_exp.memory.trace import TracingAllocator
 from tft_exp.planner import read_calibration
 from tft_exp.planning import prediction
-from tft_exp.planning.advice import Fitting, advise, pareto
+from tft_exp.planning.advice import Advice, Fitting, advise, pareto
 from tft_exp.planning.layout import judge, lay_out
 from tft_exp.planning.plan import Assumed, CardSpeed, PhasePeak, Plan, Planned, Verdict
 from tft_exp.planning.prediction import Prediction, halved, predict, propose_batch
 from tft_exp.planning.rehearsal import Rehearsal, rehearse
 from tft_exp.planning.shape import DataShape, shape_from_roles, shape_of
 from tft_exp.planning.worker import plan_group
+from tft_exp.report.advice import print_advice
 
 DAILY = Path(__file__).parents[1] / "data" / "us_equities_daily_ragged.parquet"
 
@@ -221,6 +224,41 @@ def test_advice_finds_the_largest_batch(room: float, largest: int | None, beyond
     assert {one.choices["optimizer"] for one in found.pareto} == ({"adamw"} if fits else set()), "SGD is held against nobody"
 
 
+def test_sgd_is_held_against_the_others_where_it_is_asked_for() -> None:
+    def plan_all(wanted: Sequence[dict[str, str]]) -> list[Planned]:
+        return [Planned(choices, plan_of(50.0 if choices.get("optimizer") == "sgd" else 80.0, 1.0)) for choices in wanted]
+
+    found = advise({"optimizer": "sgd"}, (64, 256), models=["tiny"], optimizers=["adamw", "sgd"], plan_all=plan_all)
+    assert [one.choices["optimizer"] for one in found.pareto] == ["sgd"]
+
+
+def test_advice_is_said_with_its_figures_and_commands() -> None:
+    asked = {"model": "base", "policy": "keep", "optimizer": "adamw"}
+    short = replace(plan_of(1200.0, 1.0), verdict=Verdict.out_of_memory, out_of_memory_in="validation")
+    recreate = Fitting({**asked, "policy": "recreate"}, replace(plan_of(700.0, 2.0), peaks=(PhasePeak("validation", 700.0, 812.0, {}),)))
+    offload = Fitting({**asked, "policy": "offload"}, plan_of(650.0, 3.0))
+    half = Fitting({**asked, "batch.validation": "128"}, plan_of(900.0, 1.0))
+    found = Advice(Planned(asked, short), None, None, half, (recreate, offload), (), (offload, recreate))
+    console = Console(width=200, file=io.StringIO())
+    print_advice(found, (64, 256), console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "64 windows a step, 256 a validation batch): out of memory in validation, 200 MiB too few." in said
+    assert "validation batches of 128 windows instead" in said
+    assert "tft-exp train model=base policy=keep optimizer=adamw batch.validation=128" in said
+    assert "recreate takes 700 MiB at 1.00 of its time, but drops the optimizer's moments every epoch" in said
+    assert "offload takes 650 MiB at 1.50 of its time" in said
+    rows = [line.split() for line in said.splitlines() if line.split()[1:2] == ["adamw"]]
+    assert rows == [["offload", "adamw", "650", "650", "0", "1.50"], ["recreate", "adamw", "700", "812", "0", "1.00"]]
+
+
+def test_where_nothing_can_be_planned_nothing_is_written(tmp_path: Path) -> None:
+    done = tft_exp("plan", "policy=nothere", "--png", "plans.png", "--json", "plans.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "policy=nothere does not exist" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_advise_needs_a_card_and_one_configuration(tmp_path: Path) -> None:
     many = tft_exp("advise", "model=tiny,small", "device=cuda_4gb", cwd=tmp_path)
     assert many.returncode == 2
@@ -245,15 +283,25 @@ def test_a_run_is_not_lost_to_its_prediction(monkeypatch: pytest.MonkeyPatch, ca
     config = compose_config(["model=tiny", "device=cpu"])
     assert predict(config, shape_by_roles(config)) is None
     assert "the run cannot be predicted: NotImplementedError: no fake kernel" in caplog.text
+    assert propose_batch(config, shape_by_roles(config)) == config, "a batch that cannot be planned is tried as it is"
 
 
 def test_halving_keeps_what_a_step_adds_up() -> None:
-    batch = BatchConfig(train=64, validation=256)
-    assert halved(batch, "train") == BatchConfig(train=32, validation=256, accumulate=2)
-    assert halved(batch, "validation") == BatchConfig(train=64, validation=128)
-    assert halved(BatchConfig(train=3), "train") is None
-    assert halved(BatchConfig(validation=1), "validation") is None
-    assert halved(batch, "setup") is None
+    config = compose_config(["batch=b64", "trainer.limit_train_batches=5", "trainer.limit_validation_batches=3"])
+    train, validation = halved(config, "train"), halved(config, "validation")
+    assert train is not None
+    assert validation is not None
+    assert train.batch == BatchConfig(train=32, validation=256, accumulate=2)
+    assert validation.batch == BatchConfig(train=64, validation=128)
+    # An epoch goes over the same windows: a loss must not depend on the card.
+    assert (train.trainer.limit_train_batches, train.trainer.limit_validation_batches) == (10, 3)
+    assert (validation.trainer.limit_train_batches, validation.trainer.limit_validation_batches) == (5, 6)
+    free = halved(compose_config(["batch=b64", "trainer=full"]), "train")
+    assert free is not None
+    assert free.trainer.limit_train_batches is None
+    assert halved(replace(config, batch=BatchConfig(train=3)), "train") is None
+    assert halved(replace(config, batch=BatchConfig(validation=1)), "validation") is None
+    assert halved(config, "setup") is None
 
 
 def test_the_proposed_batch_fits_and_its_double_does_not() -> None:

@@ -56,16 +56,12 @@ def advise(
     def sized(size: int) -> dict[str, str]:
         return {**asked, "batch.train": str(size), "batch.validation": str(max(1, round(size * ratio)))}
 
+    compared = [optimizer for optimizer in optimizers if optimizer not in OTHERS or optimizer == asked.get("optimizer")]
     wanted = {
         "asked": [asked],
         "batch": [sized(size) for size in SIZES],
         "models": [{**asked, "model": model} for model in models],
-        "pareto": [
-            {**asked, "policy": policy, "optimizer": optimizer}
-            for policy in POLICIES
-            for optimizer in optimizers
-            if optimizer not in OTHERS
-        ],
+        "pareto": [{**asked, "policy": policy, "optimizer": optimizer} for policy in POLICIES for optimizer in compared],
         "policies": [{**asked, "policy": policy} for policy in POLICIES],
     }
     found = dict(zip(wanted, _in_parts(plan_all, list(wanted.values())), strict=True))

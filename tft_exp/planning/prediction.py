@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from tft_exp.config import BatchConfig, Config, TrackingConfig
+from tft_exp.config import Config, TrackingConfig
 from tft_exp.hardware import planned_device
 from tft_exp.memory.devices import DeviceMemory
 from tft_exp.memory.timeline import PhaseRecord
@@ -74,21 +74,32 @@ def predict(config: Config, shape: DataShape) -> Prediction | None:
 def propose_batch(config: Config, shape: DataShape) -> Config:
     """The configuration with the largest batch of halves that the plan does not see running out of memory; where even the
     smallest does, that one. What a step adds up stays."""
-    while (plan := planned(config, shape)).verdict is Verdict.out_of_memory:
-        smaller = halved(config.batch, plan.out_of_memory_in or "")
+    while (prediction := predict(config, shape)) is not None and prediction.plan.verdict is Verdict.out_of_memory:
+        smaller = halved(config, prediction.plan.out_of_memory_in or "")
         if smaller is None:
             break
-        config = replace(config, batch=smaller)
+        config = smaller
     return config
 
 
-def halved(batch: BatchConfig, phase: str) -> BatchConfig | None:
-    """Half the windows at once in the phase that ran out of memory, the gradients of as many added up; None where half is none,
-    or where fewer windows would not help."""
-    if phase == "validation" and batch.validation > 1:
-        return replace(batch, validation=batch.validation // 2)
+def halved(config: Config, phase: str) -> Config | None:
+    """Half the windows at once in the phase that ran out of memory, the gradients of as many added up, and as many windows an
+    epoch; None where half is none, or where fewer windows would not help."""
+    batch, trainer = config.batch, config.trainer
+    if phase == "validation" and batch.validation % 2 == 0:
+        limit = trainer.limit_validation_batches
+        return replace(
+            config,
+            batch=replace(batch, validation=batch.validation // 2),
+            trainer=replace(trainer, limit_validation_batches=limit and limit * 2),
+        )
     if phase in ("train", "between phases") and batch.train % 2 == 0:
-        return replace(batch, train=batch.train // 2, accumulate=batch.accumulate * 2)
+        limit = trainer.limit_train_batches
+        return replace(
+            config,
+            batch=replace(batch, train=batch.train // 2, accumulate=batch.accumulate * 2),
+            trainer=replace(trainer, limit_train_batches=limit and limit * 2),
+        )
     return None
 
 

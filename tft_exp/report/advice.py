@@ -112,8 +112,8 @@ def _pareto(front: tuple[Fitting, ...]) -> Table:
     for one in front:
         plan = one.plan
         figures = (
+            f"{plan.allocated_mib:,.0f}",
             f"{plan.reserved_mib:,.0f}",
-            f"{plan.left_mib or 0.0:,.0f}",
             f"{plan.host_peak_mib:,.0f}",
             f"{plan.window_seconds / least:.2f}",
         )
