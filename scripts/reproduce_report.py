@@ -1,6 +1,6 @@
 """The out-of-memory report that this project began with, reproduced on a virtual card and held against its own figures.
 
-    .venv/bin/python scripts/reproduce_report.py                      # some seven minutes on two cores
+    .venv/bin/python scripts/reproduce_report.py                      # some four minutes on two cores
     .venv/bin/python scripts/reproduce_report.py --device cuda_4gb    # on a real card with the room of a small one
     .venv/bin/python scripts/reproduce_report.py --sweeps A B         # of two sweeps that have run: no training
 
