@@ -24,6 +24,7 @@ FLOORS = [
     "compose",
     "config",
     "errors",
+    "startup",
 ]
 
 

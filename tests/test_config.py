@@ -94,6 +94,8 @@ def test_every_key_is_read_somewhere() -> None:
         (["data.validation_fraction=0"], ["data.validation_fraction=0.0", "more than 0"]),
         (["data.test_fraction=0.9"], ["data.test_fraction=0.9", "nothing is left to train on"]),
         (["data.max_gap=banana"], ["data.max_gap='banana'", "60s"]),
+        (["data.max_gap='5'"], ["data.max_gap='5'", "with a unit"]),
+        (["data.max_gap=0s"], ["data.max_gap='0s'", "positive"]),
         (["data.max_gap=-5s"], ["data.max_gap='-5s'", "positive"]),
         (["data.earliest=2200-01-01"], ["data.earliest", "before data.latest"]),
         (["data.earliest=yesterday"], ["data.earliest='yesterday'", "YYYY-MM-DD"]),

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tft_exp.compose import VERSION_BASE, conf_dir, explain, register_schema, to_config
 from tft_exp.config import TrackingConfig
 from tft_exp.errors import ConfigError, Killed, UserError
+from tft_exp.startup import importing
 
 if TYPE_CHECKING:
     from tft_exp.experiment import Outcome
@@ -66,7 +67,8 @@ class Application:
     def _run(self, composed: DictConfig) -> None:
         config = to_config(composed)
         self.tracking = config.tracking
-        from tft_exp.experiment import Job, run
+        with importing():
+            from tft_exp.experiment import Job, run
 
         hydra_config = HydraConfig.get()
         job = Job(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tft_exp.startup import importing
 
 DESCRIPTION = (
     "Train Temporal Fusion Transformers on market bars, and measure which model, batch, device and optimizer-memory policy fits your card."
@@ -45,6 +48,7 @@ def main() -> None:
         # The reader of our output has gone (tft-exp compare | head); that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    gc.freeze()  # what is alive now goes with the process; looking through it takes half a second
     sys.exit(code)
 
 
@@ -102,7 +106,8 @@ def _positive(text: str) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    from tft_exp.app import train
+    with importing():
+        from tft_exp.app import train
 
     return train(arguments)
 
@@ -120,8 +125,9 @@ def _complete(arguments: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from tft_exp.compose import compose_config
-    from tft_exp.data.dataset import load_dataset
+    with importing():
+        from tft_exp.compose import compose_config
+        from tft_exp.data.dataset import load_dataset
 
     # An override may stand where the file would: then the configured data is checked.
     given = [options.file, *options.overrides] if options.file else []
@@ -143,8 +149,9 @@ def _quoted(path: str) -> str:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from tft_exp.planner import plan
-    from tft_exp.planning.plan import Assumed
+    with importing():
+        from tft_exp.planner import plan
+        from tft_exp.planning.plan import Assumed
 
     return plan(
         options.overrides,
@@ -158,16 +165,18 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _advise(options: argparse.Namespace) -> int:
-    from tft_exp.planner import advise
-    from tft_exp.planning.plan import Assumed
+    with importing():
+        from tft_exp.planner import advise
+        from tft_exp.planning.plan import Assumed
 
     return advise(options.overrides, assumed=Assumed(options.rows, options.categories), calibration=options.calibration, jobs=options.jobs)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tft_exp.report.compare import group_runs, print_comparison, print_table
-    from tft_exp.tracking.runs import load_sweep
-    from tft_exp.tracking.store import open_store
+    with importing():
+        from tft_exp.report.compare import group_runs, print_comparison, print_table
+        from tft_exp.tracking.runs import load_sweep
+        from tft_exp.tracking.store import open_store
 
     store = open_store(options.uri, options.home, options.experiment, create=False)
     sweep_id, runs = load_sweep(store, options.sweep)

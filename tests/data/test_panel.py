@@ -259,10 +259,9 @@ def test_a_column_with_the_name_of_a_derived_input(tmp_path: Path) -> None:
         (["data.known_real=[time_of_day_sin]"], "ohlcv", "two inputs would have the name time_of_day_sin"),
         (["data.observed_categorical=[mood,mood]"], "none", "two inputs would have the name mood"),
         (["data.static_categorical=[entity]"], "none", "two inputs would have the name entity"),
-        (["data.max_gap='5'"], "none", "a bare number counts nanoseconds"),
     ],
 )
-def test_roles_and_gaps_that_cannot_be_meant(overrides: list[str], features: str, words: str, tmp_path: Path) -> None:
+def test_roles_that_cannot_be_meant(overrides: list[str], features: str, words: str, tmp_path: Path) -> None:
     table = bars().assign(time_of_day_sin=0.5, mood="calm", entity="A")
     with pytest.raises(ConfigError, match=words):
         load_table(table, tmp_path, *overrides, features=features)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
 
 from tft_exp.config.checks import require
+
+MICROSECONDS = {"us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 7 * 86400 * 10**6}
+LENGTH = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?({'|'.join(MICROSECONDS)})")
 
 
 class OnBad(Enum):
@@ -82,19 +86,12 @@ class DataConfig:
             f"with data.validation_fraction={self.validation_fraction} nothing is left to train on",
         )
         require(self.season_length is None or self.season_length >= 1, "data.season_length", self.season_length, "null, or 1 bar and more")
-        if self.max_gap is not None:
-            import pandas as pd
-
-            try:
-                positive = pd.Timedelta(self.max_gap) > pd.Timedelta(0)
-            except ValueError:
-                positive = False
-            require(
-                positive,  # NaT is greater than nothing
-                "data.max_gap",
-                self.max_gap,
-                "null, or a positive length of time such as 60s, 5min, 4d",
-            )
+        require(
+            self.max_gap is None or (self.max_gap_us or 0) >= 1,
+            "data.max_gap",
+            self.max_gap,
+            f"null, or a positive length of time with a unit ({', '.join(MICROSECONDS)}), such as 60s, 5min, 4d",
+        )
         for key in ("earliest", "latest"):
             try:
                 datetime.date.fromisoformat(getattr(self, key))
@@ -102,6 +99,12 @@ class DataConfig:
                 require(False, f"data.{key}", getattr(self, key), "a date written as YYYY-MM-DD")
         require(self.earliest < self.latest, "data.earliest", self.earliest, f"it must lie before data.latest={self.latest}")
         self._check_roles()
+
+    @property
+    def max_gap_us(self) -> int | None:
+        """The longest step within a window, microseconds; None where there is no limit, or where it cannot be read."""
+        found = LENGTH.fullmatch(self.max_gap) if self.max_gap is not None else None
+        return None if found is None else round(float(found[1]) * MICROSECONDS[found[2]])
 
     def _check_roles(self) -> None:
         taken: dict[str, str] = {}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from tft_exp.config import DataConfig
 from tft_exp.data.panel import NO_ENTITY, NO_TIME, Panel
@@ -44,7 +43,7 @@ def _examples(panel: Panel, rows: BoolArray, columns: Sequence[str]) -> str:
 
 def implausible_dates(panel: Panel, config: DataConfig) -> Iterator[Problem]:
     """Times before data.earliest, or on data.latest and later. No config asks for their repair: they mean a misread file."""
-    earliest, latest = (int(pd.Timestamp(day).timestamp() * 1e6) for day in (config.earliest, config.latest))
+    earliest, latest = (int(np.datetime64(day, "us").astype(np.int64)) for day in (config.earliest, config.latest))
     outside = (panel.time_us != NO_TIME) & ((panel.time_us < earliest) | (panel.time_us >= latest))
     if outside.any():
         what = f"{config.time} outside {config.earliest} to {config.latest}"

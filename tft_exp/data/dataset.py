@@ -122,14 +122,14 @@ def _require_windows(panel: Panel, index: WindowIndex, data: DataConfig, warm_up
             )
 
 
-def _drop_entities(panel: Panel, gone: np.ndarray, max_gap: str | None, what: str) -> Panel:
+def _drop_entities(panel: Panel, gone: np.ndarray, max_gap_us: int | None, what: str) -> Panel:
     """The panel without the entities where `gone`, [entities], is true; the others are numbered anew."""
     kept = panel.take(~gone[panel.entity])
     names = ", ".join(panel.entity_names[code] for code in np.flatnonzero(gone)[:6])
     kept.repairs.append(Repair(f"dropped {int(gone.sum())} entities {what}", panel.rows - kept.rows, names))
     kept.entity_names = [name for name, out in zip(panel.entity_names, gone, strict=True) if not out]
     kept.entity = (np.cumsum(~gone) - 1)[kept.entity].astype(np.int32)
-    return cut_segments(kept, max_gap)
+    return cut_segments(kept, max_gap_us)
 
 
 def _without_short_entities(panel: Panel, data: DataConfig, warm_up: int, length: int) -> Panel:
@@ -148,7 +148,7 @@ def _without_short_entities(panel: Panel, data: DataConfig, warm_up: int, length
             where=f"{data.path}: longest runs without a gap: {listed}",
             mend=mend if short.all() else f"{mend}, or leave these entities out with data.on_short_entity=drop",
         )
-    return _drop_entities(panel, short, data.max_gap, what)
+    return _drop_entities(panel, short, data.max_gap_us, what)
 
 
 def _without_unseen_entities(panel: Panel, index: WindowIndex, data: DataConfig) -> Panel:
@@ -162,7 +162,7 @@ def _without_unseen_entities(panel: Panel, index: WindowIndex, data: DataConfig)
             where=data.path,
             mend="lower data.validation_fraction, or leave these entities out with data.on_unseen_entity=drop",
         )
-    return _drop_entities(panel, unseen, data.max_gap, "without a training window")
+    return _drop_entities(panel, unseen, data.max_gap_us, "without a training window")
 
 
 def _without_constant_targets(panel: Panel, constant: np.ndarray, data: DataConfig) -> Panel:
@@ -175,7 +175,7 @@ def _without_constant_targets(panel: Panel, constant: np.ndarray, data: DataConf
             where=f"{data.path}, {data.target}",
             mend=f"choose another data.target{drop}",
         )
-    return _drop_entities(panel, constant, data.max_gap, "with a constant target in the training rows")
+    return _drop_entities(panel, constant, data.max_gap_us, "with a constant target in the training rows")
 
 
 def _report(panel: Panel, data: DataConfig, cuts: Cuts, index: WindowIndex, inputs: BuiltInputs, warm_up: int) -> DataReport:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from tft_exp.data.source import Source
-from tft_exp.errors import ConfigError
 
 # What an empty time and an empty entity hold until their row is left out.
 NO_TIME = int(np.iinfo(np.int64).min)
@@ -30,7 +29,7 @@ class Panel:
     """Rows of entities over time. All arrays have one entry a row; as `read_panel` gives them, by entity, then time.
 
     `time_us` is int64, microseconds UTC. `segment` numbers an entity's runs of rows without a step longer than
-    `max_gap`; `position` counts a row's place in its segment from 0. `reals` are float64, `codes` int32 into
+    data.max_gap; `position` counts a row's place in its segment from 0. `reals` are float64, `codes` int32 into
     `vocabularies`. `file_row` counts the rows of all files from 0, in the order in which they were read.
     """
 
@@ -89,24 +88,17 @@ def moment(time_us: int) -> str:
     if int(time_us) == NO_TIME:
         return "no time"
     try:
-        return pd.Timestamp(int(time_us), unit="us").isoformat(sep=" ")
-    except (ValueError, OverflowError):
+        return (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(time_us))).isoformat(sep=" ")
+    except OverflowError:
         return f"{int(time_us)} microseconds since 1970"
 
 
-def cut_segments(panel: Panel, max_gap: str | None) -> Panel:
-    """Number each entity's runs of rows without a step longer than `max_gap`, and each row's place in its run."""
+def cut_segments(panel: Panel, max_gap_us: int | None) -> Panel:
+    """Number each entity's runs of rows without a step longer than `max_gap_us` (microseconds), and each row's place in its run."""
     starts = np.ones(panel.rows, dtype=bool)
     starts[1:] = panel.entity[1:] != panel.entity[:-1]
-    if max_gap is not None:
-        limit = pd.Timedelta(max_gap) // pd.Timedelta(1, "us")
-        if limit < 1:
-            raise ConfigError(
-                f"data.max_gap={max_gap!r} is less than a microsecond: a bare number counts nanoseconds",
-                where="data.max_gap",
-                mend=f"give it a unit, such as {max_gap}s or {max_gap}min" if max_gap.isdecimal() else "give it a longer unit",
-            )
-        starts[1:] |= np.diff(panel.time_us) > limit
+    if max_gap_us is not None:
+        starts[1:] |= np.diff(panel.time_us) > max_gap_us
     panel.segment = (np.cumsum(starts) - 1).astype(np.int32)
     first = np.flatnonzero(starts)
     panel.position = (np.arange(panel.rows) - first[panel.segment]).astype(np.int32)

@@ -40,7 +40,7 @@ def read_panel(config: DataConfig, derived: Sequence[str]) -> Panel:
     elif config.on_bad_rows is OnBad.drop:
         refused.add(panel, [replace(problem, mend="mend the file: no row would be left") for problem in bad])
     refused.raise_if_any()
-    panel = cut_segments(panel, config.max_gap)
+    panel = cut_segments(panel, config.max_gap_us)
     prices = [config.bars.open, config.bars.high, config.bars.low, config.bars.close]
     panel.warnings += outliers(panel, [name for name in prices if name is not None])
     return panel

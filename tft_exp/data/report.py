@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from tft_exp.data.panel import Panel, Repair, moment
 
@@ -83,5 +83,9 @@ def step_and_gaps(panel: Panel) -> tuple[str, list[str]]:
 
 
 def _duration(microseconds: float) -> str:
-    text = str(pd.Timedelta(microseconds, unit="us"))
-    return text.removeprefix("0 days ").removesuffix(" 00:00:00")
+    length = datetime.timedelta(microseconds=microseconds)
+    days, rest = length.days, str(datetime.timedelta(seconds=length.seconds, microseconds=length.microseconds))
+    clock = rest if rest.index(":") == 2 else f"0{rest}"
+    if days and clock == "00:00:00":
+        return f"{days} days"
+    return f"{days} days {clock}" if days else clock

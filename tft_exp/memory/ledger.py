@@ -105,6 +105,11 @@ class Ledger(TorchDispatchMode):
         self._entries: dict[int, Entry] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap every call against being compiled, which nothing here is.
+        return False
+
     def live(self, place: Place) -> int:
         """Bytes of live storages in a place."""
         return self.accounts[place].total

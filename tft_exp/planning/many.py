@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.context import BaseContext
 
 from tft_exp.planning.plan import Assumed, CardSpeed, Planned
+from tft_exp.startup import importing
 
 
 def plan_all(
@@ -58,6 +59,7 @@ def _alike(combinations: Sequence[dict[str, str]]) -> list[list[int]]:
 
 
 def _work(group: Sequence[dict[str, str]], extra: Sequence[str], assumed: Assumed, speed: CardSpeed) -> list[Planned]:
-    from tft_exp.planning.worker import plan_group
+    with importing():
+        from tft_exp.planning.worker import plan_group
 
     return plan_group(group, extra, assumed, speed)

@@ -156,6 +156,11 @@ class _Unanswered(TorchDispatchMode):
         self._meter = meter
         self._infinities: set[int] = set()  # storages that say whether a gradient was infinite
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap every call against being compiled, which nothing here is.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
