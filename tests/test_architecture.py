@@ -12,6 +12,7 @@ FLOORS = [
     "cli",
     "app",
     "planner",
+    "sweep",
     "experiment",
     "report",
     "planning",
@@ -25,6 +26,7 @@ FLOORS = [
     "config",
     "errors",
     "startup",
+    "preload",
 ]
 
 

@@ -196,7 +196,7 @@ def test_a_real_out_of_memory_in_validation_is_a_result_and_the_next_job_runs(tm
     assert ran_out.data.metrics["summary/epochs"] == 0
     assert ran_out.data.metrics["summary/validation_peak_rss_mib"] > 0
     assert "1 OOM in validation" in done.stdout
-    assert "out of memory in validation, after 0 epochs" in done.stderr
+    assert "batch.validation=100000: out of memory in validation" in done.stderr
     timeline = (home / "artifacts" / ran_out.info.run_id / "artifacts" / "timeline" / "timeline.csv").read_text()
     assert ",False," in timeline.splitlines()[-1]
     assert finished.data.tags["outcome"] == "finished"

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -21,10 +21,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tft_exp.compose import VERSION_BASE, conf_dir, explain, register_schema, to_config
+from tft_exp.compose import VERSION_BASE, compose_config, conf_dir, expand_sweep, explain, register_schema, to_config
 from tft_exp.config import TrackingConfig
 from tft_exp.errors import ConfigError, Killed, UserError
 from tft_exp.startup import importing
+from tft_exp.sweep.jobs import Ended, apart, objectives
 
 if TYPE_CHECKING:
     from tft_exp.experiment import Outcome
@@ -41,47 +42,53 @@ class Application:
 
     def __init__(self) -> None:
         self.sweep_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        self.outcomes: list[Outcome] = []
-        self.failures: list[str] = []
+        self.outcomes: list[Outcome] = []  # of the jobs that ran in this process
+        self.ended: list[Ended] = []  # of the jobs that ran in processes of their own
         self.tracking: TrackingConfig | None = None
-        self.multirun = False
+        self.isolated = False  # by hydra/launcher=isolated
+        self.on_open: Callable[[str, str], None] = _nobody_to_tell
 
-    def job(self, composed: DictConfig) -> None:
-        """One job. A sweep goes on after a failed one; a single run shows its error as it is."""
-        self.multirun = HydraConfig.get().mode is RunMode.MULTIRUN
-        if not self.multirun:
-            self._run(composed)
-            return
+    def job(self, composed: DictConfig) -> tuple[float, float] | None:
+        """One job; its peak memory in MiB and validation loss, for a sweeper that searches, where it finished. A sweep goes on
+        after a failed job; a single run shows its error as it is."""
+        if HydraConfig.get().mode is not RunMode.MULTIRUN:
+            return self._run(composed)
         try:
-            self._run(composed)
-            return
+            return self._run(composed)
         except UserError as error:
             failure = str(error)
-            log.error("failed: %s", failure)
+            log.error("failed: %s", failure, exc_info=self.isolated)  # the terminal is spared it then
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
             log.exception("failed: the traceback is also in the run and in %s", Path(HydraConfig.get().runtime.output_dir) / "job.log")
-        self.failures.append(f"job {HydraConfig.get().job.num} ({HydraConfig.get().job.override_dirname or 'no overrides'}): {failure}")
         raise JobFailed(failure)
 
-    def _run(self, composed: DictConfig) -> None:
+    def _run(self, composed: DictConfig) -> tuple[float, float] | None:
         config = to_config(composed)
         self.tracking = config.tracking
         with importing():
             from tft_exp.experiment import Job, run
 
         hydra_config = HydraConfig.get()
+        multirun = hydra_config.mode is RunMode.MULTIRUN
         job = Job(
             choices={key: str(value) for key, value in hydra_config.runtime.choices.items()},
             overrides=list(hydra_config.overrides.task),
             composed_yaml=OmegaConf.to_yaml(composed),
             folder=Path(hydra_config.runtime.output_dir),
-            sweep_id=self.sweep_id if self.multirun else None,
-            number=hydra_config.job.num if self.multirun else None,
+            sweep_id=self.sweep_id if multirun else None,
+            number=int(hydra_config.job.num) if multirun else None,
+            on_open=self.on_open,
         )
         outcome = run(config, job)
         self.outcomes.append(outcome)
-        log.info(_outcome_line(outcome))
+        if not self.isolated:
+            log.info(_outcome_line(outcome))
+        return objectives(outcome.summary) if outcome.outcome == "finished" else None
+
+
+def _nobody_to_tell(run_id: str, name: str) -> None:
+    """Of a run that nobody listens to."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -105,8 +112,7 @@ def train(arguments: Sequence[str]) -> int:
         code = 1
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
-    _report(application)
-    return code
+    return max(code, _report(application, arguments))
 
 
 def _on_terminate(number: int, frame: FrameType | None) -> None:
@@ -128,24 +134,24 @@ def _predicted(outcome: Outcome) -> str:
     return "" if error is None else f", peak memory predicted {error:+.1f} %"
 
 
-def _report(application: Application) -> None:
-    tracking = application.tracking
-    if tracking is None or not application.outcomes:
-        return
-    where = "" if tracking.uri is None and tracking.home == TrackingConfig().home else f" {ui_options(tracking)}"
-    if application.multirun:
-        from tft_exp.report.compare import group_runs, print_comparison
-        from tft_exp.tracking.runs import load_sweep
-        from tft_exp.tracking.store import open_store
+# With these Hydra answers a question, and runs nothing.
+QUESTIONS = ("--cfg", "-c", "--help", "-h", "--hydra-help", "--info", "-i", "--version", "--shell-completion", "-sc")
 
-        store = open_store(tracking.uri, tracking.home, tracking.experiment, create=False)
-        sweep_id, runs = load_sweep(store, application.sweep_id)
-        print()
-        print_comparison(sweep_id, group_runs(runs))
-        for failure in application.failures:
-            print(f"failed: {failure}")
-        where += f" --sweep {sweep_id}"
+
+def _report(application: Application, arguments: Sequence[str]) -> int:
+    """Show what came out, and the way to MLflow. Returns the exit code that the jobs ask for."""
+    if any(argument.startswith(QUESTIONS) for argument in arguments if argument.startswith("-")):
+        return 0
+    tracking, single = application.tracking, bool(application.outcomes)
+    if tracking is None:  # another launcher's processes had it
+        overrides = [argument for argument in arguments if not argument.startswith("-")]
+        tracking = compose_config([f"{key}={value}" for key, value in expand_sweep(overrides)[0].items()]).tracking
+    where = "" if tracking.uri is None and tracking.home == TrackingConfig().home else f" {ui_options(tracking)}"
+    if not single:
+        apart("conclude", tracking, application.sweep_id, application.ended)
+        where += f" --sweep {application.sweep_id}"
     print(f"\nSee it in MLflow:  {_program()} ui{where}")
+    return int(any(ended.outcome in ("failed", "killed") for ended in application.ended))
 
 
 def _program() -> str:

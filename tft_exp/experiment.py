@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from tft_exp.memory.audit import Finding
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory
 from tft_exp.memory.policies import idle_on
 from tft_exp.memory.timeline import Timeline
-from tft_exp.planning.prediction import Prediction, halved, predict, propose_batch
+from tft_exp.planning.prediction import Prediction, halved, plan_in_reserve, predict, propose_batch
 from tft_exp.planning.shape import shape_of
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
-from tft_exp.tracking.provenance import code_state, installed_packages, version_tags
+from tft_exp.tracking.provenance import code_state, installed_packages, run_fingerprint, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.training.assembly import assemble, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
@@ -45,6 +45,7 @@ class Job:
     folder: Path
     sweep_id: str | None = None
     number: int | None = None
+    on_open: Callable[[str, str], None] = lambda run_id, name: None  # is told the run's id and name
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Outcome:
 
 def run(config: Config, job: Job) -> Outcome:
     """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
+    plan_in_reserve()
     require_installed(config.optimizer)
     device = resolve_device(config.device)
     memory = open_device_memory(config.device, device)
@@ -76,11 +78,12 @@ def run(config: Config, job: Job) -> Outcome:
         "memory_quantity": memory.quantity,
         "job_folder": str(job.folder),
     }
+    asked = config
     if dataset is not None and config.batch.auto:
         config = propose_batch(config, shape_of(dataset))
         log.info("batch=auto: %s", _batch_text(config.batch))
     if dataset is not None:
-        tags["data_fingerprint"] = dataset.fingerprint
+        tags |= {"data_fingerprint": dataset.fingerprint, "fingerprint": run_fingerprint(asked, dataset.source_fingerprint)}
     if memory.capacity_mib is not None:
         tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
     if job.sweep_id is not None:
@@ -94,6 +97,7 @@ def run(config: Config, job: Job) -> Outcome:
         params=run_params(config, job),
         tags=tags,
     ) as recorder:
+        job.on_open(recorder.run_id, recorder.name)
         _write_inputs(recorder.folder, config, job, dataset, diff)
         return _run(config, dataset, memory, recorder)
 

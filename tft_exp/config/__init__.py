@@ -8,6 +8,7 @@ from enum import Enum
 from tft_exp.config.checks import require
 from tft_exp.config.data import BarColumns, DataConfig, FeaturesConfig, FeatureSet, OnBad, OnDuplicates, Scaling
 from tft_exp.config.optimization import Gradients, GradientsConfig, OptimizerConfig, OptimizerKind, PolicyConfig, Residency, StateFormat
+from tft_exp.config.sweep import OnFailure, SweepConfig
 from tft_exp.config.training import BatchConfig, DeviceConfig, DeviceKind, ModelConfig, Precision, Schedule, TrackingConfig, TrainerConfig
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ModelConfig",
     "OnBad",
     "OnDuplicates",
+    "OnFailure",
     "OptimizerConfig",
     "OptimizerKind",
     "PolicyConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "Scaling",
     "Schedule",
     "StateFormat",
+    "SweepConfig",
     "TrackingConfig",
     "TrainerConfig",
 ]
@@ -57,6 +60,7 @@ class Config:
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
     audit: AuditMode = AuditMode.warn
 

@@ -34,6 +34,7 @@ class Dataset:
     report: DataReport
     preprocessing: dict[str, Any]
     fingerprint: str
+    source_fingerprint: str
     entity_names: list[str]  # of one series without an entity column the empty name
     cuts: Cuts
     training_rows: Tensor  # bool [rows], on the CPU: after the warm-up and before validation; what statistics are taken from
@@ -94,6 +95,7 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
         preprocessing=inputs.preprocessing
         | {"features": features.kind.value, "lookback": lookback, "horizon": horizon, "cuts": asdict(cuts)},
         fingerprint=_fingerprint(panel.source.fingerprint, data, features.kind),
+        source_fingerprint=panel.source.fingerprint,
         entity_names=panel.entity_names,
         cuts=cuts,
         training_rows=torch.from_numpy(training_rows(panel)),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing.context import BaseContext
 
 from tft_exp.planning.plan import Assumed, CardSpeed, Planned
-from tft_exp.startup import importing
+from tft_exp.startup import importing, process_context
 
 
 def plan_all(
@@ -32,21 +30,12 @@ def plan_all(
             found |= dict(zip(group, _work([combinations[index] for index in group], *rest), strict=True))
             on_done(len(group))
     else:
-        with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
+        with ProcessPoolExecutor(workers, mp_context=process_context("tft_exp.planning.worker")) as pool:
             running = {pool.submit(_work, [combinations[index] for index in group], *rest): group for group in groups}
             for done in as_completed(running):
                 found |= dict(zip(running[done], done.result(), strict=True))
                 on_done(len(running[done]))
     return [found[index] for index in range(len(combinations))]
-
-
-def process_context() -> BaseContext:
-    """How to start a process that plans: forked from a server that imports once and runs no torch operation itself."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tft_exp.planning.worker"])
-    return context
 
 
 def _alike(combinations: Sequence[dict[str, str]]) -> list[list[int]]:

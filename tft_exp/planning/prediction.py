@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import signal
+import sys
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 
 from tft_exp.config import Config, TrackingConfig
 from tft_exp.hardware import planned_device
 from tft_exp.memory.devices import DeviceMemory
 from tft_exp.memory.timeline import PhaseRecord
-from tft_exp.planning.many import process_context
 from tft_exp.planning.plan import CardSpeed, Plan, Verdict
 from tft_exp.planning.shape import DataShape
+from tft_exp.startup import process_context
 
 log = logging.getLogger("tft_exp")
 
@@ -103,18 +108,62 @@ def halved(config: Config, phase: str) -> Config | None:
     return None
 
 
-# By all that a plan depends on, as text; runs that differ in their seed share one.
-_plans: dict[str, Plan] = {}
+# By all that a plan depends on, as text; runs that differ in their seed share one, also between the jobs of a sweep.
+plans: dict[str, Plan] = {}
+# To a process that waits to plan; None where there is none.
+_reserve: Connection | None = None
+
+
+def plan_in_reserve() -> None:
+    """Fork a process that waits to plan. It is to be called before any torch operation, when a fork is still safe, and saves
+    what another process would import anew. Where processes cannot be forked, or one waits already, it does nothing."""
+    global _reserve
+    if _reserve is not None or sys.platform != "linux":
+        return
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    with warnings.catch_warnings():
+        # Of forking beside threads: those are OpenBLAS's, which knows how, and wait for work.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.Process(target=_wait_to_plan, args=(ours, theirs), daemon=True).start()
+    theirs.close()
+    _reserve = ours
+
+
+def _wait_to_plan(ours: Connection, theirs: Connection) -> None:
+    ours.close()  # so that the end of the run is seen
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL if number is signal.SIGTERM else signal.SIG_IGN)
+    while True:
+        try:
+            config, shape = theirs.recv()
+        except EOFError:
+            return
+        try:
+            theirs.send((True, _plan(config, shape)))
+        except Exception as error:
+            theirs.send((False, RuntimeError(f"{type(error).__name__}: {error}")))
 
 
 def planned(config: Config, shape: DataShape) -> Plan:
     """The plan of a run, made in a process of its own: what a rehearsal imports would stand in the figures of this one."""
     config = replace(config, device=planned_device(config.device), seed=0, tracking=TrackingConfig())
     key = repr((config, shape))
-    if key not in _plans:
-        with ProcessPoolExecutor(1, mp_context=process_context()) as pool:
-            _plans[key] = pool.submit(_plan, config, shape).result()
-    return _plans[key]
+    if key not in plans:
+        plans[key] = _plan_apart(config, shape)
+    return plans[key]
+
+
+def _plan_apart(config: Config, shape: DataShape) -> Plan:
+    if _reserve is None:
+        with ProcessPoolExecutor(1, mp_context=process_context("tft_exp.planning.worker")) as pool:
+            return pool.submit(_plan, config, shape).result()
+    _reserve.send((config, shape))
+    succeeded, value = _reserve.recv()
+    if not succeeded:
+        raise value
+    found: Plan = value
+    return found
 
 
 def _plan(config: Config, shape: DataShape) -> Plan:

@@ -6,12 +6,24 @@ import logging
 import sys
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 log = logging.getLogger("tft_exp.epoch")
+
+
+class Listener(Protocol):
+    """Shows a run's progress elsewhere: in the process of the sweep that the run belongs to."""
+
+    def epoch(self, text: str) -> None: ...
+    def progress(self, fraction: float, state: str) -> None: ...
+
+
+# Of this process; None where it shows its progress itself.
+listener: Listener | None = None
 
 
 class Progress:
@@ -21,6 +33,8 @@ class Progress:
         self._name = name
         self._epochs = epochs
         self._last = ""
+        self._total = max(1, epochs * sum(batches.values()))
+        self._done = 0
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -30,10 +44,10 @@ class Progress:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
+            disable=listener is not None or not sys.stderr.isatty(),
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=epochs * sum(batches.values()), state="")
+        self._task = self._bar.add_task(name, total=self._total, state="")
         self._epoch = 1
 
     def __enter__(self) -> Progress:
@@ -45,7 +59,11 @@ class Progress:
 
     def advance(self, phase: str) -> None:
         """One batch of `phase` is done."""
-        self._bar.update(self._task, advance=1, state=f"epoch {self._epoch}/{self._epochs} {phase}{self._last}")
+        state = f"epoch {self._epoch}/{self._epochs} {phase}{self._last}"
+        self._done += 1
+        if listener is not None:
+            listener.progress(self._done / self._total, state)
+        self._bar.update(self._task, advance=1, state=state)
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """Epoch `number` (from 1) is done, with these metrics."""
@@ -54,5 +72,7 @@ class Progress:
         log.info(line)
         self._last = f", val loss {val:.4f}"
         self._epoch = number + 1
-        if self._bar.disable:
+        if listener is not None:
+            listener.epoch(line)
+        elif self._bar.disable:
             print(line, file=sys.stderr, flush=True)

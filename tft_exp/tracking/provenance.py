@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import subprocess
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from tft_exp.config import Config, SweepConfig, TrackingConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "mlflow", "hydra-core", "pyarrow", "pandas", "numpy")
@@ -45,6 +52,17 @@ def version_tags() -> dict[str, str]:
     libraries = {f"version.{name}": version(name) for name in LIBRARIES}
     source = {"mlflow.source.name": "tft-exp train", "mlflow.source.type": "LOCAL"}
     return {"version.tft-exp": own, "version.python": platform.python_version(), **libraries, **source}
+
+
+def run_fingerprint(config: Config, source_fingerprint: str) -> str:
+    """16 hex digits over all that decides a run's result: its configuration, but for where it is recorded and where its data
+    lies, the data's bytes, this package's code and torch's version."""
+    alike = replace(config, tracking=TrackingConfig(), sweep=SweepConfig(), data=replace(config.data, path=""))
+    code = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        code.update(path.read_bytes())
+    parts = [OmegaConf.to_yaml(OmegaConf.structured(alike)), source_fingerprint, code.hexdigest(), version("torch")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def installed_packages() -> str:

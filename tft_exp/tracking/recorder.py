@@ -57,6 +57,18 @@ class Recorder:
             self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
 
 
+def record_lost(store: Store, run_id: str | None, name: str, folder: str, reason: str, tags: Mapping[str, str]) -> str:
+    """Record a run whose process was killed: send what it left in `folder`, and say so. Opens the run where it had none.
+    Returns the run's id."""
+    if run_id is None:
+        run_id = store.client.create_run(store.experiment_id, run_name=name, tags={**process_tags(), **tags}).info.run_id
+    recorder = Recorder(store, run_id, name, Path(folder), outcome="killed")
+    recorder.folder.mkdir(parents=True, exist_ok=True)
+    recorder.tag({"error": reason})
+    recorder.close()
+    return run_id
+
+
 @contextmanager
 def record_run(
     *, uri: str | None, home: str, experiment: str, name: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tft_exp.errors import TrackingError
@@ -26,6 +26,17 @@ class RunRow:
         return self.tags.get("outcome", "running")
 
 
+def finished_runs(store: Store, fingerprints: Collection[str], sweep_id: str) -> dict[str, str]:
+    """Finished runs by fingerprint, the latest of each, entered into the sweep `sweep_id` too."""
+    found: dict[str, str] = {}
+    for row in _search(store, "tags.fingerprint LIKE '%' AND attributes.status = 'FINISHED'"):
+        fingerprint = row.tags["fingerprint"]
+        if fingerprint in fingerprints and fingerprint not in found:
+            found[fingerprint] = row.run_id
+            store.client.set_tag(row.run_id, "sweep_id", f"{row.tags['sweep_id']} {sweep_id}" if "sweep_id" in row.tags else sweep_id)
+    return found
+
+
 def load_sweep(store: Store, sweep_id: str | None = None) -> tuple[str, list[RunRow]]:
     """The runs of a sweep in the order of its jobs; of the latest sweep where none is named. Raises TrackingError."""
     if sweep_id is None:
@@ -36,8 +47,8 @@ def load_sweep(store: Store, sweep_id: str | None = None) -> tuple[str, list[Run
                 where=store.uri,
                 mend="run one: tft-exp train experiment=demo",
             )
-        sweep_id = latest[0].tags["sweep_id"]
-    rows = _search(store, f"tags.sweep_id = '{sweep_id}'") if "'" not in sweep_id else []
+        sweep_id = latest[0].tags["sweep_id"].split()[-1]
+    rows = [row for row in _search(store, f"tags.sweep_id LIKE '%{sweep_id}%'") if "kind" not in row.tags] if "'" not in sweep_id else []
     if not rows:
         raise TrackingError(
             f"there is no sweep {sweep_id!r} in the experiment {store.experiment.name!r}",

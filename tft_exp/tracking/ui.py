@@ -12,7 +12,7 @@ from tft_exp.tracking.store import open_store
 def serve(uri: str | None, home: str, experiment: str, sweep_id: str | None, port: int) -> int:
     """Say which page shows the runs, and, unless a server is there already, become that server. Raises TrackingError."""
     store = open_store(uri, home, experiment, create=False)
-    wanted = f"tags.sweep_id = '{sweep_id}'"
+    wanted = f"tags.sweep_id LIKE '%{sweep_id}%'"
     query = f"?compareRunsMode=CHART&searchFilter={quote(wanted, safe='')}" if sweep_id else ""
     page = f"/#/experiments/{store.experiment_id}/runs{query}"
     if uri is not None and uri.startswith("http"):

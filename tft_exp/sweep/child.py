@@ -1,0 +1,191 @@
+"""What runs in a process of its own, forked where torch, MLflow and the rest are imported already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime, JobStatus, setup_globals
+from hydra.core.utils import run_job as run_hydra_job
+from omegaconf import DictConfig
+
+import tft_exp.planning.worker  # noqa: F401
+from tft_exp.config import Config, TrackingConfig
+from tft_exp.data.source import find_files, fingerprint
+from tft_exp.errors import Killed, TrackingError, UserError
+from tft_exp.planning import prediction
+from tft_exp.report import progress
+from tft_exp.report.compare import group_runs, print_comparison
+from tft_exp.sweep.jobs import Ended, Place, SweepJob, Task
+from tft_exp.tracking.provenance import run_fingerprint
+from tft_exp.tracking.recorder import record_lost
+from tft_exp.tracking.runs import finished_runs, load_sweep
+from tft_exp.tracking.store import mend_stale_runs, open_store
+
+log = logging.getLogger("tft_exp")
+SECONDS_BETWEEN_REPORTS = 0.2
+
+
+def run_job(connection: Connection, job: SweepJob, place: Place, pickled_task: bytes, plans: Mapping[str, Any]) -> None:
+    """Run one job as Hydra would, telling `connection` what happens. What ends it becomes a report; only a signal does not."""
+    prediction.plan_in_reserve()
+    signal.signal(signal.SIGTERM, _on_terminate)
+    if place.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+    if place.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.slots))
+    prediction.plans.update(plans)
+    task: Task = pickle.loads(pickled_task)
+    teller = _Teller(connection)
+    progress.listener = teller
+    opened: list[str] = []
+
+    def on_open(run_id: str, name: str) -> None:
+        opened[:] = [run_id, name]
+        connection.send(("opened", run_id, name))
+
+    def function(composed: DictConfig) -> object:
+        _log_through(teller.message)
+        return experiment_of(composed)
+
+    application = task.function.__self__  # type: ignore[attr-defined]
+    application.on_open = on_open
+    experiment_of = application.job
+    setup_globals()
+    JobRuntime.instance().set("name", job.composed.hydra.job.name)
+    HydraConfig.instance().set_config(job.composed)
+    try:
+        done = run_hydra_job(
+            hydra_context=task.context,
+            config=job.composed,
+            task_function=function,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except Killed as error:
+        report = Ended(job.number, job.label, "killed", reason=str(error))
+    else:
+        if done.status is JobStatus.COMPLETED:
+            outcome = application.outcomes[-1]
+            report = Ended(job.number, job.label, outcome.outcome, summary=dict(outcome.summary), phase=outcome.phase)
+        else:
+            report = Ended(job.number, job.label, "failed", reason=str(done._return_value))
+    if opened:
+        report = replace(report, run_id=opened[0], name=opened[1])
+    connection.send(("ended", report, {key: plan for key, plan in prediction.plans.items() if key not in plans}))
+
+
+def _on_terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once; what follows is the end of the run
+    raise Killed("the sweep was told to end")
+
+
+class _Teller:
+    """Tells the sweep's process how far the run is, not more often than a person can see."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last = 0.0
+
+    def message(self, text: str) -> None:
+        self._send("message", text)
+
+    def epoch(self, text: str) -> None:
+        self._send("epoch", text)
+
+    def progress(self, fraction: float, state: str) -> None:
+        if time.monotonic() - self._last > SECONDS_BETWEEN_REPORTS:
+            self._last = time.monotonic()
+            self._send("progress", fraction, state)
+
+    def _send(self, *content: object) -> None:
+        try:
+            self._connection.send(content)
+        except OSError:
+            raise Killed("the sweep's own process is gone") from None
+
+
+def _log_through(send: Callable[[str], None]) -> None:
+    """What a job would write on the terminal goes to the sweep's process, which draws a bar there; its file stays."""
+
+    class Through(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            send(self.format(record).split("\nTraceback", 1)[0])  # the file has the traceback
+
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if isinstance(handler, logging.FileHandler)]
+    root.addHandler(Through())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Fingerprints of configurations (None where their data cannot be read), finished runs by fingerprint, and the machine's
+    GPUs, as CUDA_VISIBLE_DEVICES names them."""
+
+    fingerprints: list[str | None]
+    finished: dict[str, str]
+    gpus: list[str]
+
+
+def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str) -> Prepared:
+    """Open the store, make it where it is not there, and look for what is done already. A finished run that these
+    configurations ask for is entered into the sweep `sweep_id`. Raises TrackingError."""
+    store = open_store(tracking.uri, tracking.home, tracking.experiment)
+    mend_stale_runs(store)
+    files: dict[str, str | None] = {}
+    fingerprints: list[str | None] = []
+    for config in configs:
+        path = config.data.path
+        if path not in files:
+            try:
+                files[path] = fingerprint(find_files(path))
+            except (UserError, OSError):
+                files[path] = None  # the job itself says what is wrong
+        content = files[path]
+        fingerprints.append(None if content is None else run_fingerprint(config, content))
+    finished = finished_runs(store, {found for found in fingerprints if found is not None}, sweep_id)
+    return Prepared(fingerprints, finished, _gpus())
+
+
+def _gpus() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def lost(ended: Ended, tracking: TrackingConfig, folder: str, sweep_id: str) -> Ended:
+    """Record a job whose process is gone: what it had written is sent, and its run says that it was killed."""
+    store = open_store(tracking.uri, tracking.home, tracking.experiment)
+    run_id = record_lost(
+        store, ended.run_id, ended.name or ended.label, folder, ended.reason, {"sweep_id": sweep_id, "job": str(ended.number)}
+    )
+    return replace(ended, run_id=run_id)
+
+
+def conclude(tracking: TrackingConfig, sweep_id: str, ended: Sequence[Ended]) -> None:
+    """Show the sweep's runs beside each other, what was not run and why, and what failed."""
+    store = open_store(tracking.uri, tracking.home, tracking.experiment)
+    mend_stale_runs(store)
+    try:
+        _, runs = load_sweep(store, sweep_id)
+    except TrackingError:
+        runs = []  # every job was refused, or failed before it had a run
+    if runs:
+        print()
+        print_comparison(sweep_id, group_runs(runs))
+    for one in ended:
+        if one.outcome in ("skipped", "failed", "killed", "not started"):
+            print(f"{one.outcome}: {one.label}: {one.reason}")
+    sys.stdout.flush()
