@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 
-# A collection would write into every object's header, and so copy the pages that its processes share.
+# A collection writes into every object's header, and so copies the pages that the processes share.
 gc.disable()
+os.register_at_fork(before=gc.freeze, after_in_child=gc.enable)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import time
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from mlflow.entities import Run
 
 from tests.conftest import clean_environment, command, runs_in, tft_exp
+from tft_exp.startup import process_context
 
 SMALL = ["model=tiny", "trainer=quick", "batch.train=32", "batch.validation=64", "trainer.limit_train_batches=4"]
 CPU = [*SMALL, "device=cpu"]
@@ -102,3 +105,17 @@ def test_a_sweep_that_is_told_to_end_ends_its_jobs_truly(number: signal.Signals,
     runs = runs_in(home)
     assert [(run.info.status, run.data.tags["outcome"]) for run in runs] == [("KILLED", "killed")] * 2
     assert all(run.data.metrics["val/loss"] > 0 for run in runs)
+
+
+def test_a_process_of_the_server_collects_its_garbage() -> None:
+    """The server itself collects none while it imports; a job that inherited that would keep every cycle to its end."""
+    context = process_context("tft_exp.errors")
+    here, there = context.Pipe()
+    process = context.Process(target=_tell_whether_it_collects, args=(there,))
+    process.start()
+    assert here.recv() is True
+    process.join()
+
+
+def _tell_whether_it_collects(connection: Connection) -> None:
+    connection.send(gc.isenabled())
