@@ -64,7 +64,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def runs_in(home: Path) -> list[Run]:
-    """All runs of the home's store, in the order in which they began."""
+    """All runs of the home's store but sweeps' summaries, in the order in which they began."""
     client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    return list(client.search_runs(experiments, order_by=["attributes.start_time ASC"]))
+    return [run for run in client.search_runs(experiments, order_by=["attributes.start_time ASC"]) if "kind" not in run.data.tags]

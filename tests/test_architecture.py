@@ -12,6 +12,7 @@ FLOORS = [
     "cli",
     "app",
     "planner",
+    "comparing",
     "sweep",
     "experiment",
     "report",

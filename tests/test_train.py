@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
+from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.conftest import clean_environment, command, new_home, runs_in, tft_exp
@@ -31,6 +34,11 @@ class Sweep:
 
     def artifact(self, run: Run, *parts: str) -> Path:
         return (self.folder / "mlruns" / "artifacts" / run.info.run_id / "artifacts").joinpath(*parts)
+
+
+def table_of(shown: str) -> str:
+    """What a comparison prints before its recommendation."""
+    return shown.partition("\nTake ")[0]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +104,7 @@ def test_every_claim_was_audited(sweep: Sweep) -> None:
             assert "suspended generator stash" in run.data.tags["audit_finding"]
             assert "local 'dropped' -> AdamW.state" in run.data.tags["audit_finding"]
     assert sweep.done.stderr.count("audit of policy=stash: nothing freed") == 2
-    assert sweep.done.stdout.count("nothing freed") == 1
+    assert table_of(sweep.done.stdout).count("nothing freed") == 1
 
 
 def test_a_strict_audit_lets_no_false_claim_pass(tmp_path: Path, home: Path) -> None:
@@ -139,9 +147,10 @@ def test_artifacts_hold_all_that_a_rerun_needs(sweep: Sweep) -> None:
 
 def test_the_terminal_shows_the_comparison_and_the_way_to_mlflow(sweep: Sweep) -> None:
     shown = sweep.done.stdout
+    assert "Left out: stash (2 finished; audit: nothing freed)" in shown
     for policy in ("keep", "offload", "recreate", "stash"):
         assert f" {policy} " in shown
-    assert shown.count("2 finished") == 4
+    assert table_of(shown).count("2 finished") == 4
     assert "naive forecast" in shown
     assert "climatology" in shown
     assert f"bin/tft-exp ui --sweep {sweep.runs[0].data.tags['sweep_id']}" in shown
@@ -153,8 +162,45 @@ def test_compare_reads_the_sweep_back_and_draws_it(sweep: Sweep) -> None:
     assert done.returncode == 0, done.stderr
     assert "Validation loss less that of policy=keep, paired by seed" in done.stdout
     assert done.stdout.count("the same, bit for bit") == 4  # offload and stash, last and best epoch
-    assert done.stdout.count("2 finished") == 4
+    assert table_of(done.stdout).count("2 finished") == 4
     assert (sweep.folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_writes_a_page_and_tables(sweep: Sweep) -> None:
+    files = [word for form in ("html", "csv", "json", "parquet") for word in (f"--{form}", f"sweep.{form}")]
+    done = tft_exp("compare", "params.policy LIKE '%'", *files, cwd=sweep.folder)
+    assert done.returncode == 0, done.stderr
+    assert "Left out: stash (2 finished; audit: nothing freed)" in done.stdout
+    page = (sweep.folder / "sweep.html").read_text()
+    assert page.count("<svg") == 3
+    assert not re.findall(r'(?:src|href)="http', page), "the page needs no network"
+    assert "suspended generator stash" in page
+    table = pd.read_csv(sweep.folder / "sweep.csv")
+    for other in (pd.read_json(sweep.folder / "sweep.json"), pd.read_parquet(sweep.folder / "sweep.parquet")):
+        assert other["run_id"].tolist() == table["run_id"].tolist() == [run.info.run_id for run in sweep.runs]
+    losses = [run.data.metrics["summary/val_loss"] for run in sweep.runs]
+    assert table["val_loss"].tolist() == pytest.approx(losses)
+
+
+def test_a_sweep_has_one_summary_beside_its_runs(sweep: Sweep) -> None:
+    client = MlflowClient(tracking_uri=f"sqlite:///{sweep.folder / 'mlruns' / 'mlflow.db'}")
+    (summary,) = client.search_runs([sweep.runs[0].info.experiment_id], filter_string="tags.kind = 'sweep'")
+    assert summary.data.metrics == {"jobs/finished": 8.0}
+    assert summary.info.status == "FINISHED"
+    assert "mlflow.parentRunId" not in summary.data.tags
+    assert "<svg" in sweep.artifact(summary, "comparison.html").read_text()
+
+
+def test_what_cannot_be_compared_is_said(sweep: Sweep) -> None:
+    for what, words in (
+        ("nothing", "no sweep 'nothing'"),
+        ("params.policy =", "cannot read the filter"),
+        ("params.policy = 'x'", "no run has"),
+    ):
+        done = tft_exp("compare", what, cwd=sweep.folder)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_failing_job_is_recorded_reported_and_does_not_stop_the_sweep(tmp_path: Path, home: Path) -> None:
@@ -230,7 +276,7 @@ def test_on_a_virtual_card_the_policy_decides_and_the_control_is_seen(tmp_path: 
         assert runs[policy].metrics["memory/validation_peak_allocated_mib"] > 96 - state - 3
         assert runs[policy].tags["predicted_outcome"] == "fits"
         assert runs[policy].metrics["summary/prediction_error_pct"] == pytest.approx(0, abs=1)
-    assert done.stdout.count("1 OOM in validation") == 2
+    assert table_of(done.stdout).count("1 OOM in validation") == 2
     assert "virtual card of 546 MiB" in runs["keep"].tags["memory_source"]
     keep = runs["keep"].metrics
     parts = [value for name, value in keep.items() if name.startswith("summary/out_of_memory/") and name.endswith("_mib")]

@@ -89,9 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--uri", help="MLflow tracking URI, instead of --home")
     store.add_argument("--experiment", default="tft-exp", help="MLflow experiment (default: tft-exp)")
     compare = commands.add_parser("compare", parents=[store], help="compare the runs of a sweep")
-    compare.add_argument("sweep", nargs="?", help="a sweep's id; left out: the latest")
+    compare.add_argument(
+        "what", nargs="?", help="a sweep's id, an experiment, or a filter such as \"params.model = 'large'\"; left out: the latest sweep"
+    )
     compare.add_argument("--baseline", metavar="POLICY", help="also the differences to this policy, paired by seed")
     compare.add_argument("--png", type=Path, help="also draw the comparison into this file")
+    compare.add_argument("--html", type=Path, help="also write one page with figures, a recommendation and every run's verdict")
+    compare.add_argument("--csv", type=Path, help="also write a row a run into this file")
+    compare.add_argument("--json", type=Path, help="likewise")
+    compare.add_argument("--parquet", type=Path, help="likewise")
     ui = commands.add_parser("ui", parents=[store], help="open MLflow's UI on the runs")
     ui.add_argument("--sweep", help="show this sweep's runs alone")
     ui.add_argument("--port", type=int, default=5000)
@@ -174,24 +180,10 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     with importing():
-        from tft_exp.report.compare import group_runs, print_comparison, print_table
-        from tft_exp.tracking.runs import load_sweep
-        from tft_exp.tracking.store import open_store
+        from tft_exp.comparing import compare
 
-    store = open_store(options.uri, options.home, options.experiment, create=False)
-    sweep_id, runs = load_sweep(store, options.sweep)
-    groups = group_runs(runs)
-    print_comparison(sweep_id, groups)
-    if options.baseline is not None:
-        from tft_exp.report.pairs import differences_table
-
-        print_table(differences_table(groups, options.baseline))
-    if options.png is not None:
-        from tft_exp.report.figures import draw_comparison
-
-        draw_comparison(sweep_id, groups, options.png)
-        print(f"drawn: {options.png}")
-    return 0
+    files = {form: getattr(options, form) for form in ("png", "html", "csv", "json", "parquet")}
+    return compare(options.uri, options.home, options.experiment, options.what, baseline=options.baseline, files=files)
 
 
 def _ui(options: argparse.Namespace) -> int:

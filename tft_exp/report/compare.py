@@ -66,16 +66,16 @@ def peak(group: Group, phase: str) -> float | None:
 FIRST_TO_GO = ("q-risk", "optimizer", "claimed", "skill", "seconds")
 
 
-def comparison_table(sweep_id: str, groups: Sequence[Group], width: int) -> Table:
+def comparison_table(title: str, groups: Sequence[Group], width: int) -> Table:
     """The comparison for a terminal of `width` characters; a narrow one gets fewer columns. A figure that no run of a group
     measured is a dash."""
     columns = _columns(quantity_of([run for group in groups for run in group.runs]))
-    table = _table(sweep_id, groups, columns)
+    table = _table(title, groups, columns)
     for heading in FIRST_TO_GO:
         if Console(width=10 * width).measure(table).minimum <= width:
             break
         columns = {name: figure for name, figure in columns.items() if not name.startswith(heading)}
-        table = _table(sweep_id, groups, columns)
+        table = _table(title, groups, columns)
     return table
 
 
@@ -92,9 +92,9 @@ def _columns(quantity: str) -> dict[str, Callable[[Group], str]]:
     }
 
 
-def _table(sweep_id: str, groups: Sequence[Group], columns: Mapping[str, Callable[[Group], str]]) -> Table:
+def _table(title: str, groups: Sequence[Group], columns: Mapping[str, Callable[[Group], str]]) -> Table:
     runs = [run for group in groups for run in group.runs]
-    table = Table(title=f"Sweep {sweep_id}", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     longest = max(len(word) for group in groups for word in group.label.split())
     table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", min_width=max(14, longest))
     table.add_column("runs", min_width=19)
@@ -123,10 +123,10 @@ def print_table(table: Table) -> None:
     (Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)).print(table)
 
 
-def print_comparison(sweep_id: str, groups: Sequence[Group]) -> None:
+def print_comparison(title: str, groups: Sequence[Group]) -> None:
     """The table on standard output; into a pipe or a file at its full width."""
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
-    console.print(comparison_table(sweep_id, groups, console.width))
+    console.print(comparison_table(title, groups, console.width))
 
 
 def _change(group: Group, before: str, after: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RUN, MEAN, LIMIT, STATE, HELD = "#4269d0", "#1b2a4a", "#b00020", "#c9ced6", "#ff8c00"
 
 
-def draw_comparison(sweep_id: str, groups: Sequence[Group], path: Path) -> None:
+def draw_comparison(title: str, groups: Sequence[Group], path: Path) -> None:
     """Peaks by phase, the optimizer's state and what validation still held of it, seconds an epoch and validation loss."""
     figure, (memory, state, seconds, loss) = new_figures(width=13.0, height=max(2.8, 0.6 * len(groups) + 1.7), columns=4)
     quantity = quantity_of([run for group in groups for run in group.runs])
@@ -49,7 +49,7 @@ def draw_comparison(sweep_id: str, groups: Sequence[Group], path: Path) -> None:
         axes.set_ylim(len(groups) - 0.4, -0.6)
         axes.set_yticks(range(len(groups)), [group.label if axes is memory else "" for group in groups])
         axes.xaxis.label.set_fontsize(9)
-    figure.suptitle(f"Sweep {sweep_id} (dot = run, line = mean over runs)", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(f"{title} (dot = run, line = mean over runs)", x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=130)
 
 

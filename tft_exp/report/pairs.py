@@ -74,7 +74,7 @@ def differences_table(groups: Sequence[Group], policy: str) -> Table:
         reference = references.get(_others(group))
         if reference is None or reference is group:
             continue
-        found = [paired_difference(_by_seed(group, metric), _by_seed(reference, metric)) for metric in LOSSES]
+        found = [paired_difference(by_seed(group, metric), by_seed(reference, metric)) for metric in LOSSES]
         cells = [cell for difference in found for cell in _cells(difference)]
         table.add_row(group.label, str(max((d.pairs for d in found if d is not None), default=0)), *cells)
     return table
@@ -84,7 +84,7 @@ def _others(group: Group) -> tuple[tuple[str, str], ...]:
     return tuple(part for part in group.choice if part[0] != "policy")
 
 
-def _by_seed(group: Group, metric: str) -> dict[str, float]:
+def by_seed(group: Group, metric: str) -> dict[str, float]:
     return {run.params.get(REPETITION, "-"): run.metrics[metric] for run in group.runs if metric in run.metrics}
 
 
@@ -93,3 +93,11 @@ def _cells(difference: Difference | None) -> tuple[str, str]:
         return "-", "too few pairs"
     percent = difference.mean / difference.reference_mean
     return f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}] ({percent:+.1%})", difference.words
+
+
+def reference_of(groups: Sequence[Group], asked: str | None) -> str | None:
+    """The policy that differences are taken to: the one asked for, else keep, else the first, of those that have a loss; None
+    where no policy differs."""
+    losing = [dict(group.choice) for group in groups if group.values("summary/val_loss")]
+    policies = [choice["policy"] for choice in losing if "policy" in choice]
+    return asked or ("keep" if "keep" in policies else policies[0] if policies else None)

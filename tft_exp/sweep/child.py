@@ -7,10 +7,13 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,10 +30,14 @@ from tft_exp.errors import Killed, TrackingError, UserError
 from tft_exp.planning import prediction
 from tft_exp.report import progress
 from tft_exp.report.compare import group_runs, print_comparison
+from tft_exp.report.export import write_csv
+from tft_exp.report.page import render_page
+from tft_exp.report.verdict import recommend
 from tft_exp.sweep.jobs import Ended, Place, SweepJob, Task
+from tft_exp.tracking.curves import load_curves
 from tft_exp.tracking.provenance import run_fingerprint
-from tft_exp.tracking.recorder import record_lost
-from tft_exp.tracking.runs import finished_runs, load_sweep
+from tft_exp.tracking.recorder import record_lost, record_summary
+from tft_exp.tracking.runs import finished_runs, load_runs
 from tft_exp.tracking.store import mend_stale_runs, open_store
 
 log = logging.getLogger("tft_exp")
@@ -175,16 +182,26 @@ def lost(ended: Ended, tracking: TrackingConfig, folder: str, sweep_id: str) -> 
 
 
 def conclude(tracking: TrackingConfig, sweep_id: str, ended: Sequence[Ended]) -> None:
-    """Show the sweep's runs beside each other, what was not run and why, and what failed."""
+    """Show the sweep's runs beside each other, what was not run and why, and what failed; the comparison becomes a run of its own."""
     store = open_store(tracking.uri, tracking.home, tracking.experiment)
     mend_stale_runs(store)
     try:
-        _, runs = load_sweep(store, sweep_id)
+        title, runs = load_runs(store, sweep_id)
     except TrackingError:
         runs = []  # every job was refused, or failed before it had a run
     if runs:
         print()
-        print_comparison(sweep_id, group_runs(runs))
+        groups = group_runs(runs)
+        print_comparison(title, groups)
+        print(recommend(groups).text)
+        with tempfile.TemporaryDirectory() as folder:
+            files = Path(folder) / "summary"
+            files.mkdir()
+            (files / "comparison.html").write_text(render_page(title, groups, load_curves(store, runs)))
+            write_csv(runs, files / "runs.csv")
+            record_summary(
+                store, sweep_id, {f"jobs/{name}": float(count) for name, count in Counter(run.outcome for run in runs).items()}, files
+            )
     for one in ended:
         if one.outcome in ("skipped", "failed", "killed", "not started"):
             print(f"{one.outcome}: {one.label}: {one.reason}")

@@ -69,6 +69,17 @@ def record_lost(store: Store, run_id: str | None, name: str, folder: str, reason
     return run_id
 
 
+def record_summary(store: Store, sweep_id: str, metrics: Mapping[str, float], folder: Path) -> str:
+    """Record a sweep as a run of its own, beside its jobs' and not above them: MLflow's comparison shows nested runs folded.
+    The files in `folder` become its artifacts. Returns the run's id."""
+    tags = {**process_tags(), "kind": "sweep", "sweep_id": sweep_id, "mlflow.source.name": "tft-exp train", "mlflow.source.type": "LOCAL"}
+    run = store.client.create_run(store.experiment_id, run_name=f"sweep {sweep_id}", tags=tags)
+    recorder = Recorder(store, run.info.run_id, f"sweep {sweep_id}", folder)
+    recorder.log(metrics)
+    recorder.close()
+    return recorder.run_id
+
+
 @contextmanager
 def record_run(
     *, uri: str | None, home: str, experiment: str, name: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tft_exp.errors import TrackingError
 from tft_exp.tracking.store import Store
@@ -56,6 +57,30 @@ def load_sweep(store: Store, sweep_id: str | None = None) -> tuple[str, list[Run
             mend="tft-exp compare without a name shows the latest one",
         )
     return sweep_id, sorted(rows, key=lambda row: int(row.tags.get("job", "0")))
+
+
+def load_runs(store: Store, what: str | None) -> tuple[str, list[RunRow]]:
+    """A title, and the runs of a sweep (the latest where `what` is None), of an experiment, or that a filter of MLflow's
+    finds. Raises TrackingError."""
+    from mlflow.exceptions import MlflowException
+
+    if what is not None and re.search(r"[=<>]| LIKE | IN ", what, re.IGNORECASE):
+        try:
+            found = [row for row in _search(store, what) if "kind" not in row.tags]
+        except MlflowException as error:
+            raise TrackingError(
+                f"MLflow cannot read the filter {what!r}: {error.message}", mend="such as \"params.model = 'large'\""
+            ) from error
+        if not found:
+            raise TrackingError(f"no run has {what}", where=store.uri)
+        return f"Runs with {what}", found[::-1]
+    if what is not None and (named := store.client.get_experiment_by_name(what)) is not None:
+        rows = [row for row in _search(replace(store, experiment=named), "") if "kind" not in row.tags]
+        if not rows:
+            raise TrackingError(f"the experiment {what!r} has no runs", where=store.uri)
+        return f"Experiment {what}", rows[::-1]
+    sweep_id, rows = load_sweep(store, what)
+    return f"Sweep {sweep_id}", rows
 
 
 def _search(store: Store, filter_string: str, most: int | None = None) -> list[RunRow]:

@@ -58,6 +58,7 @@ def _open(uri: str, experiment: str, home: Path, create: bool, artifacts: str | 
     # A person waits for the answer of a wrong address; MLflow's own five tries take minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
     from mlflow.exceptions import MlflowException
