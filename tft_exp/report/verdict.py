@@ -62,7 +62,7 @@ def recommend(groups: Sequence[Group]) -> Recommendation:
     runs = len(chosen.runs)
     text = f"Take {chosen.label}: it finished in {'its run' if runs == 1 else f'all {runs} runs'} with a peak of {top:,.0f} MiB"
     capacity = capacity_mib(groups)
-    text += f" ({top / capacity:.0%} of the {capacity:,.0f} MiB that tensors may take)" if capacity else ""
+    text += f" ({top / capacity:.0%} of {capacity:,.0f} MiB)" if capacity else ""
     text += f", {seconds:.2f} s an epoch and a validation loss of {loss:.4f}"
     if chosen is best:
         text += ", the lowest that was seen."

@@ -37,7 +37,7 @@ from tft_exp.sweep.jobs import Ended, Place, SweepJob, Task
 from tft_exp.tracking.curves import load_curves
 from tft_exp.tracking.provenance import run_fingerprint
 from tft_exp.tracking.recorder import record_lost, record_summary
-from tft_exp.tracking.runs import finished_runs, load_runs
+from tft_exp.tracking.runs import RunRow, finished_runs, load_runs
 from tft_exp.tracking.store import mend_stale_runs, open_store
 
 log = logging.getLogger("tft_exp")
@@ -137,15 +137,14 @@ def _log_through(send: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Fingerprints of configurations (None where their data cannot be read), finished runs by fingerprint, and the machine's
-    GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """Of each configuration its finished run, None where there is none, and the machine's GPUs, as CUDA_VISIBLE_DEVICES names
+    them."""
 
-    fingerprints: list[str | None]
-    finished: dict[str, str]
+    finished: list[Ended | None]
     gpus: list[str]
 
 
-def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str) -> Prepared:
+def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str, resume: bool) -> Prepared:
     """Open the store, make it where it is not there, and look for what is done already. A finished run that these
     configurations ask for is entered into the sweep `sweep_id`. Raises TrackingError."""
     store = open_store(tracking.uri, tracking.home, tracking.experiment)
@@ -156,13 +155,19 @@ def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str) 
         path = config.data.path
         if path not in files:
             try:
-                files[path] = fingerprint(find_files(path))
+                files[path] = fingerprint(find_files(path)) if resume else None
             except (UserError, OSError):
                 files[path] = None  # the job itself says what is wrong
         content = files[path]
         fingerprints.append(None if content is None else run_fingerprint(config, content))
-    finished = finished_runs(store, {found for found in fingerprints if found is not None}, sweep_id)
-    return Prepared(fingerprints, finished, _gpus())
+    runs = finished_runs(store, {found for found in fingerprints if found is not None}, sweep_id)
+    return Prepared([None if found not in runs else _done(runs[found]) for found in fingerprints], _gpus())
+
+
+def _done(run: RunRow) -> Ended:
+    summary = {key.removeprefix("summary/"): value for key, value in run.metrics.items() if key.startswith("summary/")}
+    reason = "the same configuration, data and code (sweep.resume=false runs it again)"
+    return Ended(0, "", "done", run.name, run.run_id, reason, summary=summary, phase=run.tags.get("out_of_memory_phase"))
 
 
 def _gpus() -> list[str]:

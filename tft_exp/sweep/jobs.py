@@ -24,14 +24,14 @@ SECONDS_TO_END = 30.0
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One combination. `refused` says why the schema does not allow it; `done` is the finished run of the same fingerprint."""
+    """One combination. `refused` says why the schema does not allow it; `done` is what a run of the same fingerprint came to before."""
 
     number: int
     label: str
     config: Config | None
     composed: Any  # Hydra's own configuration of the job
     refused: str = ""
-    done: str | None = None
+    done: Ended | None = None
 
 
 def objectives(summary: Mapping[str, float]) -> tuple[float, float] | None:
@@ -58,7 +58,7 @@ class Ended:
     @property
     def objectives(self) -> tuple[float, float] | None:
         """As `objectives`; None where the job did not finish."""
-        return objectives(self.summary) if self.outcome == "finished" else None
+        return objectives(self.summary) if self.outcome in ("finished", "done") and self.phase is None else None
 
 
 @dataclass(frozen=True)

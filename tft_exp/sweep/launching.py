@@ -35,10 +35,9 @@ def launch(
     if possible:
         settings = possible[0][1]
         application.tracking = settings.tracking
-        prepared = apart("prepare", settings.tracking, [one for _, one in possible], application.sweep_id)
-        if settings.sweep.resume:
-            found = {job.number: prepared.finished.get(print_) for (job, _), print_ in zip(possible, prepared.fingerprints, strict=True)}
-            jobs = [replace(job, done=found.get(job.number)) for job in jobs]
+        prepared = apart("prepare", settings.tracking, [one for _, one in possible], application.sweep_id, settings.sweep.resume)
+        found = {job.number: done for (job, _), done in zip(possible, prepared.finished, strict=True)}
+        jobs = [replace(job, done=found.get(job.number)) for job in jobs]
 
         def on_lost(ended: Ended, job: SweepJob) -> Ended:
             folder = str(folder_of(job) / "artifacts")
@@ -88,9 +87,8 @@ def _compose(context: HydraContext, master: DictConfig, overrides: Sequence[str]
 def _not_run(job: SweepJob) -> Ended:
     if job.refused:
         return Ended(job.number, job.label, "skipped", reason=job.refused)
-    return Ended(
-        job.number, job.label, "done", run_id=job.done, reason="the same configuration, data and code (sweep.resume=false runs it again)"
-    )
+    assert job.done is not None
+    return replace(job.done, number=job.number, label=job.label)
 
 
 def _returned(ended: Ended) -> JobReturn:

@@ -27,14 +27,16 @@ class RunRow:
         return self.tags.get("outcome", "running")
 
 
-def finished_runs(store: Store, fingerprints: Collection[str], sweep_id: str) -> dict[str, str]:
+def finished_runs(store: Store, fingerprints: Collection[str], sweep_id: str) -> dict[str, RunRow]:
     """Finished runs by fingerprint, the latest of each, entered into the sweep `sweep_id` too."""
-    found: dict[str, str] = {}
+    found: dict[str, RunRow] = {}
     for row in _search(store, "tags.fingerprint LIKE '%' AND attributes.status = 'FINISHED'"):
         fingerprint = row.tags["fingerprint"]
         if fingerprint in fingerprints and fingerprint not in found:
-            found[fingerprint] = row.run_id
-            store.client.set_tag(row.run_id, "sweep_id", f"{row.tags['sweep_id']} {sweep_id}" if "sweep_id" in row.tags else sweep_id)
+            found[fingerprint] = row
+            sweeps = row.tags.get("sweep_id", "").split()
+            if sweep_id not in sweeps:
+                store.client.set_tag(row.run_id, "sweep_id", " ".join([*sweeps, sweep_id]))
     return found
 
 
