@@ -25,6 +25,7 @@ FLOORS = [
     "memory",
     "compose",
     "config",
+    "termination",
     "errors",
     "startup",
     "preload",

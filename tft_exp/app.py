@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import hydra
@@ -23,9 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tft_exp.compose import VERSION_BASE, compose_config, conf_dir, expand_sweep, explain, register_schema, to_config
 from tft_exp.config import TrackingConfig
-from tft_exp.errors import ConfigError, Killed, UserError
+from tft_exp.errors import ConfigError, UserError
 from tft_exp.startup import importing
 from tft_exp.sweep.jobs import Ended, apart, objectives
+from tft_exp.termination import listen
 
 if TYPE_CHECKING:
     from tft_exp.experiment import Outcome
@@ -101,7 +101,7 @@ def train(arguments: Sequence[str]) -> int:
         raise ConfigError("--experimental-rerun is not allowed: it unpickles a file", mend="run again from the run's config/overrides.yaml")
     register_schema()
     application = Application()
-    signal.signal(signal.SIGTERM, _on_terminate)
+    listen(signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []))
     # Hydra prints errors in its own words and exits; with this it lets them come to where they are explained.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *arguments]
@@ -113,10 +113,6 @@ def train(arguments: Sequence[str]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
     return max(code, _report(application, arguments))
-
-
-def _on_terminate(number: int, frame: FrameType | None) -> None:
-    raise Killed(f"signal {number}")
 
 
 def _outcome_line(outcome: Outcome) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from tft_exp.report.export import write_csv
 from tft_exp.report.page import render_page
 from tft_exp.report.verdict import recommend
 from tft_exp.sweep.jobs import Ended, Place, SweepJob, Task
+from tft_exp.termination import listen
 from tft_exp.tracking.curves import load_curves
 from tft_exp.tracking.provenance import run_fingerprint
 from tft_exp.tracking.recorder import record_lost, record_summary
@@ -47,7 +47,7 @@ SECONDS_BETWEEN_REPORTS = 0.2
 def run_job(connection: Connection, job: SweepJob, place: Place, pickled_task: bytes, plans: Mapping[str, Any]) -> None:
     """Run one job as Hydra would, telling `connection` what happens. What ends it becomes a report; only a signal does not."""
     prediction.plan_in_reserve()
-    signal.signal(signal.SIGTERM, _on_terminate)
+    listen(signal.SIGTERM)
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
     if place.slots > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -91,11 +91,6 @@ def run_job(connection: Connection, job: SweepJob, place: Place, pickled_task: b
     if opened:
         report = replace(report, run_id=opened[0], name=opened[1])
     connection.send(("ended", report, {key: plan for key, plan in prediction.plans.items() if key not in plans}))
-
-
-def _on_terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once; what follows is the end of the run
-    raise Killed("the sweep was told to end")
 
 
 class _Teller:
@@ -175,6 +170,11 @@ def _gpus() -> list[str]:
     if visible is not None:
         return [name for name in visible.split(",") if name]
     return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def mend(tracking: TrackingConfig) -> None:
+    """Set to KILLED what says that it runs and does not."""
+    mend_stale_runs(open_store(tracking.uri, tracking.home, tracking.experiment))
 
 
 def lost(ended: Ended, tracking: TrackingConfig, folder: str, sweep_id: str) -> Ended:

@@ -51,7 +51,11 @@ def launch(
             for job in jobs:
                 if job not in to_run:
                     display.ended(_not_run(job))
-            ended = pool.run(to_run, stop_on_failure=settings.sweep.on_failure is OnFailure["stop"])
+            try:
+                ended = pool.run(to_run, stop_on_failure=settings.sweep.on_failure is OnFailure["stop"])
+            except BaseException:
+                apart("mend", settings.tracking)
+                raise
     by_number = {one.number: one for one in ended} if possible else {}
     all_ended = [by_number.get(job.number) or _not_run(job) for job in jobs]
     application.ended += all_ended

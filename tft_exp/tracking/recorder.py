@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tft_exp.errors import Killed
+from tft_exp.termination import undisturbed
 from tft_exp.tracking.store import Store, mend_stale_runs, open_store, process_tags
 
 # MLflow cuts longer values, with a warning that nobody reads.
@@ -36,25 +37,28 @@ class Recorder:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.store.client.log_batch(self.run_id, metrics=[Metric(key, float(value), now, step) for key, value in metrics.items()])
+        with undisturbed():
+            self.store.client.log_batch(self.run_id, metrics=[Metric(key, float(value), now, step) for key, value in metrics.items()])
 
     def tag(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        self.store.client.log_batch(self.run_id, tags=[RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()])
+        with undisturbed():
+            self.store.client.log_batch(self.run_id, tags=[RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()])
 
     def close(self) -> None:
         """Send the artifacts, then say how the run ended; a run that says FINISHED has everything.
 
         The folder goes once its files are in the store, so that checkpoints do not fill the disk twice.
         """
-        try:
-            if any(self.folder.iterdir()):
-                self.store.client.log_artifacts(self.run_id, str(self.folder))
-            shutil.rmtree(self.folder)
-        finally:
-            self.tag({"outcome": self.outcome})
-            self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
+        with undisturbed():
+            try:
+                if any(self.folder.iterdir()):
+                    self.store.client.log_artifacts(self.run_id, str(self.folder))
+                shutil.rmtree(self.folder)
+            finally:
+                self.tag({"outcome": self.outcome})
+                self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
 
 
 def record_lost(store: Store, run_id: str | None, name: str, folder: str, reason: str, tags: Mapping[str, str]) -> str:
@@ -87,23 +91,28 @@ def record_run(
     """Open a run that ends in every case: an exception makes it FAILED with its traceback, SIGTERM and Ctrl-C KILLED."""
     from mlflow.entities import Param
 
-    store = open_store(uri, home, experiment)
-    mend_stale_runs(store)
+    with undisturbed():
+        store = open_store(uri, home, experiment)
+        mend_stale_runs(store)
     folder.mkdir(parents=True, exist_ok=True)
-    run = store.client.create_run(
-        store.experiment_id, run_name=name, tags={**process_tags(), **{k: v[:TAG_LENGTH] for k, v in tags.items()}}
-    )
-    recorder = Recorder(store, run.info.run_id, name, folder)
-    store.client.log_batch(run.info.run_id, params=[Param(key, value[:PARAM_LENGTH]) for key, value in params.items()])
+    tagged = {**process_tags(), **{key: value[:TAG_LENGTH] for key, value in tags.items()}}
+    recorder: Recorder | None = None
     try:
+        with undisturbed():
+            run = store.client.create_run(store.experiment_id, run_name=name, tags=tagged)
+            recorder = Recorder(store, run.info.run_id, name, folder)
+            store.client.log_batch(run.info.run_id, params=[Param(key, value[:PARAM_LENGTH]) for key, value in params.items()])
         yield recorder
     except (Killed, KeyboardInterrupt):
-        recorder.outcome = "killed"
+        if recorder is not None:
+            recorder.outcome = "killed"
         raise
     except BaseException as error:
-        recorder.outcome = "failed"
-        (folder / "traceback.txt").write_text(traceback.format_exc())
-        recorder.tag({"error": f"{type(error).__name__}: {error}"})
+        if recorder is not None:
+            recorder.outcome = "failed"
+            (folder / "traceback.txt").write_text(traceback.format_exc())
+            recorder.tag({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
-        recorder.close()
+        if recorder is not None:
+            recorder.close()
