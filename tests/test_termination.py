@@ -24,11 +24,16 @@ def _handlers() -> Iterator[None]:
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Killed), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_waits_for_the_outermost_write_to_end(number: signal.Signals, error: type[BaseException]) -> None:
     written = []
-    with pytest.raises(error), undisturbed():
+
+    def write() -> None:
         with undisturbed():
-            os.kill(os.getpid(), number)
-            written.append("inner")
-        written.append("outer")
+            with undisturbed():
+                os.kill(os.getpid(), number)
+                written.append("inner")
+            written.append("outer")
+
+    with pytest.raises(error):
+        write()
     assert written == ["inner", "outer"]
     with pytest.raises(error):
         os.kill(os.getpid(), number)

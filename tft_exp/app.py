@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from tft_exp.compose import VERSION_BASE, compose_config, conf_dir, expand_sweep
 from tft_exp.config import TrackingConfig
 from tft_exp.errors import ConfigError, UserError
 from tft_exp.startup import importing
-from tft_exp.sweep.jobs import Ended, apart, objectives
+from tft_exp.sweep.jobs import Ended, apart, objectives, warm_up
 from tft_exp.termination import listen
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ def train(arguments: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *arguments]
     code = 0
+    if any(argument in ("-m", "--multirun") or argument.startswith("experiment=") for argument in arguments):
+        # Hydra takes some tenths of a second to compose a job; the libraries are imported beside.
+        threading.Thread(target=warm_up, daemon=True).start()
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(application.job)()
     except JobFailed:

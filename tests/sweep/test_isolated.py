@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from multiprocessing.connection import Connection
@@ -119,3 +120,14 @@ def test_a_process_of_the_server_collects_its_garbage() -> None:
 
 def _tell_whether_it_collects(connection: Connection) -> None:
     connection.send(gc.isenabled())
+
+
+def test_the_sweeps_own_process_imports_neither_torch_nor_mlflow(tmp_path: Path, home: Path) -> None:
+    """They would take some seconds and 400 MB beside the jobs."""
+    script = tmp_path / "sweep.py"
+    lines = ["import sys", "from tft_exp.app import train", "if __name__ == '__main__':", f"    train({['-m', 'seed=0', *CPU]!r})"]
+    script.write_text("\n".join([*lines, "    print(*(name for name in ('torch', 'mlflow', 'matplotlib') if name in sys.modules))"]))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert runs_in(home)
+    assert done.stdout.splitlines()[-1].strip() == ""

@@ -11,18 +11,23 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+# Every job would import these, the first time that it draws or reads times.
+import matplotlib.backends.backend_agg
+import matplotlib.figure  # noqa: F401
+import pandas  # noqa: F401
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, JobStatus, setup_globals
 from hydra.core.utils import run_job as run_hydra_job
 from omegaconf import DictConfig
 
-import tft_exp.planning.worker  # noqa: F401
+import tft_exp.planning.worker
+import tft_exp.tracking.preload  # noqa: F401
 from tft_exp.config import Config, TrackingConfig
 from tft_exp.data.source import find_files, fingerprint
 from tft_exp.errors import Killed, TrackingError, UserError
@@ -32,7 +37,7 @@ from tft_exp.report.compare import group_runs, print_comparison
 from tft_exp.report.export import write_csv
 from tft_exp.report.page import render_page
 from tft_exp.report.verdict import recommend
-from tft_exp.sweep.jobs import Ended, Place, SweepJob, Task
+from tft_exp.sweep.jobs import Ended, Place, Prepared, SweepJob, Task
 from tft_exp.termination import listen
 from tft_exp.tracking.curves import load_curves
 from tft_exp.tracking.provenance import run_fingerprint
@@ -128,15 +133,6 @@ def _log_through(send: Callable[[str], None]) -> None:
     root = logging.getLogger()
     root.handlers = [handler for handler in root.handlers if isinstance(handler, logging.FileHandler)]
     root.addHandler(Through())
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Of each configuration its finished run, None where there is none, and the machine's GPUs, as CUDA_VISIBLE_DEVICES names
-    them."""
-
-    finished: list[Ended | None]
-    gpus: list[str]
 
 
 def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str, resume: bool) -> Prepared:

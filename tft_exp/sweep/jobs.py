@@ -62,6 +62,15 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Of each configuration its finished run, None where there is none, and the machine's GPUs, as CUDA_VISIBLE_DEVICES names
+    them."""
+
+    finished: list[Ended | None]
+    gpus: list[str]
+
+
+@dataclass(frozen=True)
 class Task:
     """What Hydra needs to run a job beside the job's configuration."""
 
@@ -103,6 +112,17 @@ class _Running:
 def forkserver() -> BaseContext:
     """Processes that have torch, MLflow and all that a job imports."""
     return process_context("tft_exp.sweep.child")
+
+
+def warm_up() -> None:
+    """Have the libraries imported. Returns once they are, and so is to be called beside other work."""
+    process = forkserver().Process(target=_nothing)  # type: ignore[attr-defined]
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    """Of a process that is there to have its server started."""
 
 
 def apart(function: str, *arguments: Any) -> Any:

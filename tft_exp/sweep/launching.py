@@ -14,7 +14,6 @@ from omegaconf import DictConfig, open_dict
 from tft_exp.compose import to_config
 from tft_exp.config import OnFailure
 from tft_exp.errors import ConfigError
-from tft_exp.startup import process_context
 from tft_exp.sweep.display import SweepDisplay
 from tft_exp.sweep.jobs import Ended, Pool, SweepJob, Task, apart, folder_of
 
@@ -27,7 +26,6 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     application = task.__self__  # type: ignore[attr-defined]
     application.isolated = True
-    process_context("tft_exp.sweep.child").Process(target=_nothing).start()  # type: ignore[attr-defined]  # imports while we compose
     labels = _labels(overrides, first)
     jobs = [_compose(context, config, chosen, first + index, labels[index]) for index, chosen in enumerate(overrides)]
     possible = [(job, job.config) for job in jobs if job.config is not None]
@@ -60,10 +58,6 @@ def launch(
     all_ended = [by_number.get(job.number) or _not_run(job) for job in jobs]
     application.ended += all_ended
     return [_returned(one) for one in all_ended]
-
-
-def _nothing() -> None:
-    """Starts the server that imports."""
 
 
 def _labels(overrides: Sequence[Sequence[str]], first: int) -> list[str]:
