@@ -13,6 +13,7 @@ FLOORS = [
     "app",
     "planner",
     "comparing",
+    "reproducing",
     "sweep",
     "experiment",
     "report",

@@ -24,6 +24,7 @@ examples:
   tft-exp advise device=cuda_4gb                           the largest batch and model, the cheapest policy
   tft-exp check my.parquet                                 what the trainer would make of your data
   tft-exp compare                                          the latest sweep as a table
+  tft-exp reproduce RUN_ID                                 the same run again, figure by figure
   tft-exp ui                                               the runs in MLflow's UI
   eval "$(tft-exp train -sc install=bash)"                 shell completion
 """
@@ -60,7 +61,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return _complete(arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
-    commands = {"check": _check, "plan": _plan, "advise": _advise, "compare": _compare, "ui": _ui}
+    commands = {"check": _check, "plan": _plan, "advise": _advise, "compare": _compare, "reproduce": _reproduce, "ui": _ui}
     return commands[options.command](options)
 
 
@@ -98,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--csv", type=Path, help="also write a row a run into this file")
     compare.add_argument("--json", type=Path, help="likewise")
     compare.add_argument("--parquet", type=Path, help="likewise")
+    again = commands.add_parser("reproduce", parents=[store], help="run a recorded run again, and compare every figure")
+    again.add_argument("run_id", help="the run's id in MLflow")
     ui = commands.add_parser("ui", parents=[store], help="open MLflow's UI on the runs")
     ui.add_argument("--sweep", help="show this sweep's runs alone")
     ui.add_argument("--port", type=int, default=5000)
@@ -124,7 +127,9 @@ def _complete(arguments: Sequence[str]) -> int:
     overrides = re.match(r"\s*\S+\s+(?:train|plan|advise)\s(.*)", line)
     if overrides is None:
         typed = line.split(maxsplit=1)[1] if len(line.split()) > 1 else ""
-        print(" ".join(command for command in ("train", "plan", "advise", "check", "compare", "ui") if command.startswith(typed)))
+        print(
+            " ".join(command for command in ("train", "plan", "advise", "check", "compare", "reproduce", "ui") if command.startswith(typed))
+        )
         return 0
     os.environ["COMP_LINE"] = f"tft-exp {overrides.group(1)}"
     return _train(arguments)
@@ -184,6 +189,13 @@ def _compare(options: argparse.Namespace) -> int:
 
     files = {form: getattr(options, form) for form in ("png", "html", "csv", "json", "parquet")}
     return compare(options.uri, options.home, options.experiment, options.what, baseline=options.baseline, files=files)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    with importing():
+        from tft_exp.reproducing import reproduce
+
+    return reproduce(options.uri, options.home, options.experiment, options.run_id)
 
 
 def _ui(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from tft_exp.planning.prediction import Prediction, halved, plan_in_reserve, pre
 from tft_exp.planning.shape import shape_of
 from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
-from tft_exp.tracking.provenance import code_state, installed_packages, run_fingerprint, version_tags
+from tft_exp.tracking.provenance import code_fingerprint, code_state, installed_packages, run_fingerprint, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.training.assembly import assemble, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
@@ -45,6 +45,7 @@ class Job:
     folder: Path
     sweep_id: str | None = None
     number: int | None = None
+    reproduces: str | None = None  # a run's id
     on_open: Callable[[str, str], None] = lambda run_id, name: None  # is told the run's id and name
 
 
@@ -77,13 +78,18 @@ def run(config: Config, job: Job) -> Outcome:
         "memory_source": memory.source,
         "memory_quantity": memory.quantity,
         "job_folder": str(job.folder),
+        "code_fingerprint": code_fingerprint(),
+        "threads": str(torch.get_num_threads()),
     }
+    if job.reproduces is not None:
+        tags["reproduces"] = job.reproduces
     asked = config
     if dataset is not None and config.batch.auto:
         config = propose_batch(config, shape_of(dataset))
         log.info("batch=auto: %s", _batch_text(config.batch))
     if dataset is not None:
-        tags |= {"data_fingerprint": dataset.fingerprint, "fingerprint": run_fingerprint(asked, dataset.source_fingerprint)}
+        tags |= {"data_fingerprint": dataset.fingerprint, "source_fingerprint": dataset.source_fingerprint}
+        tags["fingerprint"] = run_fingerprint(asked, dataset.source_fingerprint)
     if memory.capacity_mib is not None:
         tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
     if job.sweep_id is not None:

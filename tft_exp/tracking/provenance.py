@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
@@ -58,11 +59,17 @@ def run_fingerprint(config: Config, source_fingerprint: str) -> str:
     """16 hex digits over all that decides a run's result: its configuration, but for where it is recorded and where its data
     lies, the data's bytes, this package's code and torch's version."""
     alike = replace(config, tracking=TrackingConfig(), sweep=SweepConfig(), data=replace(config.data, path=""))
+    parts = [OmegaConf.to_yaml(OmegaConf.structured(alike)), source_fingerprint, code_fingerprint(), version("torch")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def code_fingerprint() -> str:
+    """16 hex digits over the package's Python files, whether they are committed, changed or installed."""
     code = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         code.update(path.read_bytes())
-    parts = [OmegaConf.to_yaml(OmegaConf.structured(alike)), source_fingerprint, code.hexdigest(), version("torch")]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return code.hexdigest()[:16]
 
 
 def installed_packages() -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from tft_exp.errors import TrackingError
 from tft_exp.tracking.store import Store
@@ -38,6 +42,36 @@ def finished_runs(store: Store, fingerprints: Collection[str], sweep_id: str) ->
             if sweep_id not in sweeps:
                 store.client.set_tag(row.run_id, "sweep_id", " ".join([*sweeps, sweep_id]))
     return found
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """All that a run recorded of itself: `histories` holds each metric's steps and values, `resolved` its configuration."""
+
+    run_id: str
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    overrides: list[str]
+    resolved: str
+    histories: dict[str, list[tuple[int, float]]]
+
+
+def load_recorded(store: Store, run_id: str) -> RecordedRun:
+    """One run with its configuration and every metric's history. Raises TrackingError where it or its configuration is missing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = store.client.get_run(run_id)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(store.client.download_artifacts(run_id, "config", folder))
+            overrides, resolved = OmegaConf.create((path / "overrides.yaml").read_text()), (path / "resolved.yaml").read_text()
+    except (MlflowException, OSError) as error:
+        message = f"the run {run_id!r} with its configuration cannot be read: {str(error).splitlines()[0]}"
+        raise TrackingError(message, where=store.uri, mend="tft-exp compare --csv FILE lists the runs' ids") from error
+    histories = {
+        name: [(metric.step, metric.value) for metric in store.client.get_metric_history(run_id, name)] for name in run.data.metrics
+    }
+    return RecordedRun(run_id, run.data.params, run.data.tags, [str(one) for one in overrides], resolved, histories)
 
 
 def load_sweep(store: Store, sweep_id: str | None = None) -> tuple[str, list[RunRow]]:
