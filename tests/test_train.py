@@ -210,7 +210,7 @@ def test_a_failing_job_is_recorded_reported_and_does_not_stop_the_sweep(tmp_path
     assert (failed.info.status, failed.data.tags["outcome"]) == ("FAILED", "failed")
     assert "loss became" in failed.data.tags["error"]
     artifacts = home / "artifacts" / failed.info.run_id / "artifacts"
-    assert not list((home / "jobs").rglob("artifacts")), "what is in the store is not kept twice"
+    assert not list((home / "spool").iterdir()), "what is in the store is not kept twice"
     assert "TrainingError" in (artifacts / "traceback.txt").read_text()
     assert (finished.info.status, finished.data.tags["outcome"]) == ("FINISHED", "finished")
     assert "1 failed" in done.stdout

@@ -47,7 +47,7 @@ class Application:
         self.ended: list[Ended] = []  # of the jobs that ran in processes of their own
         self.tracking: TrackingConfig | None = None
         self.isolated = False  # by hydra/launcher=isolated
-        self.on_open: Callable[[str, str], None] = _nobody_to_tell
+        self.on_open: Callable[[str | None, str], None] = _nobody_to_tell
 
     def job(self, composed: DictConfig) -> tuple[float, float] | None:
         """One job; its peak memory in MiB and validation loss, for a sweeper that searches, where it finished. A sweep goes on
@@ -80,6 +80,7 @@ class Application:
             sweep_id=self.sweep_id if multirun else None,
             number=int(hydra_config.job.num) if multirun else None,
             on_open=self.on_open,
+            key=f"{self.sweep_id}-{hydra_config.job.num}" if self.isolated else None,
         )
         outcome = run(config, job)
         self.outcomes.append(outcome)
@@ -88,7 +89,7 @@ class Application:
         return objectives(outcome.summary) if outcome.outcome == "finished" else None
 
 
-def _nobody_to_tell(run_id: str, name: str) -> None:
+def _nobody_to_tell(run_id: str | None, name: str) -> None:
     """Of a run that nobody listens to."""
 
 

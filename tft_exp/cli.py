@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tft_exp.startup import importing
 
+COMMANDS = ("train", "plan", "advise", "check", "compare", "reproduce", "send", "ui")
 DESCRIPTION = (
     "Train Temporal Fusion Transformers on market bars, and measure which model, batch, device and optimizer-memory policy fits your card."
 )
@@ -25,6 +26,7 @@ examples:
   tft-exp check my.parquet                                 what the trainer would make of your data
   tft-exp compare                                          the latest sweep as a table
   tft-exp reproduce RUN_ID                                 the same run again, figure by figure
+  tft-exp send                                             what MLflow did not take while it was away
   tft-exp ui                                               the runs in MLflow's UI
   eval "$(tft-exp train -sc install=bash)"                 shell completion
 """
@@ -61,7 +63,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return _complete(arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
-    commands = {"check": _check, "plan": _plan, "advise": _advise, "compare": _compare, "reproduce": _reproduce, "ui": _ui}
+    commands = {"check": _check, "plan": _plan, "advise": _advise, "compare": _compare, "reproduce": _reproduce, "send": _send, "ui": _ui}
     return commands[options.command](options)
 
 
@@ -101,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--parquet", type=Path, help="likewise")
     again = commands.add_parser("reproduce", parents=[store], help="run a recorded run again, and compare every figure")
     again.add_argument("run_id", help="the run's id in MLflow")
+    send = commands.add_parser("send", help="send to MLflow what runs could not send while it did not answer")
+    send.add_argument("--home", default="mlruns", help="folder in which the runs keep it (default: mlruns)")
     ui = commands.add_parser("ui", parents=[store], help="open MLflow's UI on the runs")
     ui.add_argument("--sweep", help="show this sweep's runs alone")
     ui.add_argument("--port", type=int, default=5000)
@@ -127,9 +131,7 @@ def _complete(arguments: Sequence[str]) -> int:
     overrides = re.match(r"\s*\S+\s+(?:train|plan|advise)\s(.*)", line)
     if overrides is None:
         typed = line.split(maxsplit=1)[1] if len(line.split()) > 1 else ""
-        print(
-            " ".join(command for command in ("train", "plan", "advise", "check", "compare", "reproduce", "ui") if command.startswith(typed))
-        )
+        print(" ".join(command for command in COMMANDS if command.startswith(typed)))
         return 0
     os.environ["COMP_LINE"] = f"tft-exp {overrides.group(1)}"
     return _train(arguments)
@@ -196,6 +198,18 @@ def _reproduce(options: argparse.Namespace) -> int:
         from tft_exp.reproducing import reproduce
 
     return reproduce(options.uri, options.home, options.experiment, options.run_id)
+
+
+def _send(options: argparse.Namespace) -> int:
+    with importing():
+        from tft_exp.tracking.spool import send_left, spool_of
+
+    left = send_left(options.home)
+    for one in left:
+        print(f"kept: {one.name} in {one.folder}\n  {one.trouble}" if one.trouble else f"sent: {one.name}, run {one.run_id}")
+    if not left:
+        print(f"nothing is kept in {spool_of(options.home)}")
+    return int(any(one.trouble for one in left))
 
 
 def _ui(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tft_exp.report.progress import Progress
 from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_fingerprint, code_state, installed_packages, run_fingerprint, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
+from tft_exp.tracking.spool import Destination
 from tft_exp.training.assembly import assemble, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
 from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary, shortage_metrics
@@ -46,14 +48,15 @@ class Job:
     sweep_id: str | None = None
     number: int | None = None
     reproduces: str | None = None  # a run's id
-    on_open: Callable[[str, str], None] = lambda run_id, name: None  # is told the run's id and name
+    on_open: Callable[[str | None, str], None] = lambda run_id, name: None  # is told the run's id and name
+    key: str | None = None  # of a sweep's job, unique among all jobs
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: finished, or out_of_memory in `phase`."""
 
-    run_id: str
+    run_id: str | None  # None where MLflow could not be reached since the run began
     name: str
     outcome: str
     phase: str | None
@@ -61,8 +64,34 @@ class Outcome:
 
 
 def run(config: Config, job: Job) -> Outcome:
-    """Run one experiment and record it. Raises UserError before a run is opened where nothing could be run."""
+    """Run one experiment and record it. Raises UserError where nothing could be run: of a sweep's job that is recorded, of a
+    single run nothing is."""
     plan_in_reserve()
+    try:
+        ready = _prepare(config, job)
+    except Exception:
+        if job.sweep_id is None:
+            raise
+        with _record(config, job, {}):
+            raise
+    with _record(ready.config, job, ready.tags) as recorder:
+        job.on_open(recorder.run_id, recorder.name)
+        _write_inputs(recorder.folder, ready.config, job, ready.dataset, ready.diff)
+        return _run(ready.config, ready.dataset, ready.memory, recorder)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All that a run needs. `dataset` is None where the host's memory did not hold it."""
+
+    config: Config
+    dataset: Dataset | None
+    memory: DeviceMemory
+    tags: Mapping[str, str]
+    diff: str  # uncommitted
+
+
+def _prepare(config: Config, job: Job) -> Ready:
     require_installed(config.optimizer)
     device = resolve_device(config.device)
     memory = open_device_memory(config.device, device)
@@ -77,35 +106,29 @@ def run(config: Config, job: Job) -> Outcome:
         "device": device_name(device, config.device),
         "memory_source": memory.source,
         "memory_quantity": memory.quantity,
-        "job_folder": str(job.folder),
         "code_fingerprint": code_fingerprint(),
         "threads": str(torch.get_num_threads()),
     }
     if job.reproduces is not None:
         tags["reproduces"] = job.reproduces
-    asked = config
+    if dataset is not None:
+        tags |= {"data_fingerprint": dataset.fingerprint, "source_fingerprint": dataset.source_fingerprint}
+        tags["fingerprint"] = run_fingerprint(config, dataset.source_fingerprint)
+    if memory.capacity_mib is not None:
+        tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
     if dataset is not None and config.batch.auto:
         config = propose_batch(config, shape_of(dataset))
         log.info("batch=auto: %s", _batch_text(config.batch))
-    if dataset is not None:
-        tags |= {"data_fingerprint": dataset.fingerprint, "source_fingerprint": dataset.source_fingerprint}
-        tags["fingerprint"] = run_fingerprint(asked, dataset.source_fingerprint)
-    if memory.capacity_mib is not None:
-        tags["capacity_mib"] = f"{memory.capacity_mib:.0f}"
+    return Ready(config, dataset, memory, tags, diff)
+
+
+def _record(config: Config, job: Job, tags: Mapping[str, str]) -> AbstractContextManager[Recorder]:
+    tracking = config.tracking
+    own = {"job_folder": str(job.folder)}
     if job.sweep_id is not None:
-        tags |= {"sweep_id": job.sweep_id, "job": str(job.number)}
-    with record_run(
-        uri=config.tracking.uri,
-        home=config.tracking.home,
-        experiment=config.tracking.experiment,
-        name=run_name(config, job),
-        folder=job.folder / "artifacts",
-        params=run_params(config, job),
-        tags=tags,
-    ) as recorder:
-        job.on_open(recorder.run_id, recorder.name)
-        _write_inputs(recorder.folder, config, job, dataset, diff)
-        return _run(config, dataset, memory, recorder)
+        own |= {"sweep_id": job.sweep_id, "job": str(job.number)}
+    destination = Destination(tracking.uri, tracking.home, tracking.experiment)
+    return record_run(destination, key=job.key, name=run_name(config, job), params=run_params(config, job), tags={**tags, **own})
 
 
 def _load(config: Config) -> Dataset | None:

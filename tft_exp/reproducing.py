@@ -74,6 +74,8 @@ def reproduce(uri: str | None, home: str, experiment: str, run_id: str) -> int:
         reproduces=recorded.run_id,
     )
     outcome = run(config, job)
+    if outcome.run_id is None:
+        raise TrackingError("MLflow does not answer any more, and so nothing can be compared", mend="tft-exp send; tft-exp compare")
     again = load_recorded(store, outcome.run_id)
     same_end = recorded.tags.get("outcome") == outcome.outcome
     if not same_end:

@@ -15,12 +15,13 @@ from tests.conftest import clean_environment, runs_in
 from tft_exp.errors import Killed, TrackingError
 from tft_exp.tracking.recorder import record_run
 from tft_exp.tracking.runs import load_sweep
+from tft_exp.tracking.spool import Destination, send_left, spool_of
 from tft_exp.tracking.store import mend_stale_runs, open_store, process_tags
 
 
 def record(home: Path, **more: dict[str, str]):  # type: ignore[no-untyped-def]
     settings = {"params": {}, "tags": {}} | more
-    return record_run(uri=None, home=str(home), experiment="tft-exp", name="a", folder=home / "job", **settings)
+    return record_run(Destination(None, str(home), "tft-exp"), name="a", **settings)
 
 
 def test_a_run_that_ends_well_is_finished_with_its_artifacts(home: Path) -> None:
@@ -61,9 +62,10 @@ def test_an_out_of_memory_is_a_result(home: Path) -> None:
 def test_a_killed_process_leaves_no_run_that_runs_for_ever(home: Path) -> None:
     code = f"""
 import time
-from pathlib import Path
 from tft_exp.tracking.recorder import record_run
-with record_run(uri=None, home={str(home)!r}, experiment="tft-exp", name="a", folder=Path({str(home / "job")!r}), params={{}}, tags={{}}):
+from tft_exp.tracking.spool import Destination
+with record_run(Destination(None, {str(home)!r}, "tft-exp"), name="a", params={{}}, tags={{}}) as recorder:
+    (recorder.folder / "note.txt").write_text("so far")
     print("open", flush=True)
     time.sleep(60)
 """
@@ -72,12 +74,16 @@ with record_run(uri=None, home={str(home)!r}, experiment="tft-exp", name="a", fo
     assert process.stdout.readline() == "open\n"
     store = open_store(None, str(home), "tft-exp")
     assert mend_stale_runs(store) == 0, "the process still lives"
+    assert send_left(str(home)) == [], "the process still lives"
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert runs_in(home)[0].info.status == "RUNNING"
-    assert mend_stale_runs(store) == 1
+    (left,) = send_left(str(home))
+    assert (left.trouble, left.name) == ("", "a")
     (run,) = runs_in(home)
-    assert (run.info.status, run.data.tags["outcome"]) == ("KILLED", "killed")
+    assert (run.info.status, run.data.tags["outcome"], left.run_id) == ("KILLED", "killed", run.info.run_id)
+    assert (home / "artifacts" / run.info.run_id / "artifacts" / "note.txt").read_text() == "so far"
+    assert not list(spool_of(str(home)).iterdir())
 
 
 def test_a_recycled_process_number_is_not_taken_for_the_process(home: Path) -> None:

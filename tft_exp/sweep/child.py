@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +44,8 @@ from tft_exp.tracking.curves import load_curves
 from tft_exp.tracking.provenance import run_fingerprint
 from tft_exp.tracking.recorder import record_lost, record_summary
 from tft_exp.tracking.runs import RunRow, finished_runs, load_runs
-from tft_exp.tracking.store import mend_stale_runs, open_store
+from tft_exp.tracking.spool import Destination, send_left
+from tft_exp.tracking.store import Store, mend_stale_runs
 
 log = logging.getLogger("tft_exp")
 SECONDS_BETWEEN_REPORTS = 0.2
@@ -61,10 +63,10 @@ def run_job(connection: Connection, job: SweepJob, place: Place, pickled_task: b
     task: Task = pickle.loads(pickled_task)
     teller = _Teller(connection)
     progress.listener = teller
-    opened: list[str] = []
+    opened: list[tuple[str | None, str]] = []
 
-    def on_open(run_id: str, name: str) -> None:
-        opened[:] = [run_id, name]
+    def on_open(run_id: str | None, name: str) -> None:
+        opened[:] = [(run_id, name)]
         connection.send(("opened", run_id, name))
 
     def function(composed: DictConfig) -> object:
@@ -94,7 +96,7 @@ def run_job(connection: Connection, job: SweepJob, place: Place, pickled_task: b
         else:
             report = Ended(job.number, job.label, "failed", reason=str(done._return_value))
     if opened:
-        report = replace(report, run_id=opened[0], name=opened[1])
+        report = replace(report, run_id=opened[0][0], name=opened[0][1])
     connection.send(("ended", report, {key: plan for key, plan in prediction.plans.items() if key not in plans}))
 
 
@@ -138,8 +140,7 @@ def _log_through(send: Callable[[str], None]) -> None:
 def prepare(tracking: TrackingConfig, configs: Sequence[Config], sweep_id: str, resume: bool) -> Prepared:
     """Open the store, make it where it is not there, and look for what is done already. A finished run that these
     configurations ask for is entered into the sweep `sweep_id`. Raises TrackingError."""
-    store = open_store(tracking.uri, tracking.home, tracking.experiment)
-    mend_stale_runs(store)
+    store = _settled(tracking)
     files: dict[str, str | None] = {}
     fingerprints: list[str | None] = []
     for config in configs:
@@ -168,24 +169,51 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
+def _destination(tracking: TrackingConfig) -> Destination:
+    return Destination(tracking.uri, tracking.home, tracking.experiment)
+
+
+def _settled(tracking: TrackingConfig) -> Store:
+    """The store, once it has what earlier runs left in the spool, and nothing says that it runs and does not."""
+    destination = _destination(tracking)
+    store = destination.open()
+    send_left(tracking.home, destination)
+    mend_stale_runs(store)
+    return store
+
+
 def mend(tracking: TrackingConfig) -> None:
-    """Set to KILLED what says that it runs and does not."""
-    mend_stale_runs(open_store(tracking.uri, tracking.home, tracking.experiment))
+    """Set to KILLED what says that it runs and does not, where the store can be reached."""
+    with suppress(TrackingError):
+        _settled(tracking)
 
 
-def lost(ended: Ended, tracking: TrackingConfig, folder: str, sweep_id: str) -> Ended:
+def lost(ended: Ended, tracking: TrackingConfig, sweep_id: str) -> Ended:
     """Record a job whose process is gone: what it had written is sent, and its run says that it was killed."""
-    store = open_store(tracking.uri, tracking.home, tracking.experiment)
-    run_id = record_lost(
-        store, ended.run_id, ended.name or ended.label, folder, ended.reason, {"sweep_id": sweep_id, "job": str(ended.number)}
-    )
-    return replace(ended, run_id=run_id)
+    tags = {"sweep_id": sweep_id, "job": str(ended.number)}
+    key = f"{sweep_id}-{ended.number}"
+    return replace(ended, run_id=record_lost(_destination(tracking), key, ended.name or ended.label, ended.reason, tags))
 
 
 def conclude(tracking: TrackingConfig, sweep_id: str, ended: Sequence[Ended]) -> None:
     """Show the sweep's runs beside each other, what was not run and why, and what failed; the comparison becomes a run of its own."""
-    store = open_store(tracking.uri, tracking.home, tracking.experiment)
-    mend_stale_runs(store)
+    try:
+        store = _settled(tracking)
+    except TrackingError as error:
+        print(f"\nMLflow does not answer, and so there is no comparison now; what it lacks is kept: tft-exp send --home {tracking.home}")
+        print(f"  {error.what}")
+    else:
+        try:
+            _compare(tracking, store, sweep_id)
+        except Exception as error:  # such as a store that goes away now; every job's line has been printed
+            print(f"\nThe comparison was not made: {type(error).__name__}: {error}\n  mend:  tft-exp compare {sweep_id}")
+    for one in ended:
+        if one.outcome in ("skipped", "failed", "killed", "not started"):
+            print(f"{one.outcome}: {one.label}: {one.reason}")
+    sys.stdout.flush()
+
+
+def _compare(tracking: TrackingConfig, store: Store, sweep_id: str) -> None:
     try:
         title, runs = load_runs(store, sweep_id)
     except TrackingError:
@@ -200,10 +228,5 @@ def conclude(tracking: TrackingConfig, sweep_id: str, ended: Sequence[Ended]) ->
             files.mkdir()
             (files / "comparison.html").write_text(render_page(title, groups, load_curves(store, runs)))
             write_csv(runs, files / "runs.csv")
-            record_summary(
-                store, sweep_id, {f"jobs/{name}": float(count) for name, count in Counter(run.outcome for run in runs).items()}, files
-            )
-    for one in ended:
-        if one.outcome in ("skipped", "failed", "killed", "not started"):
-            print(f"{one.outcome}: {one.label}: {one.reason}")
-    sys.stdout.flush()
+            counts = Counter(run.outcome for run in runs)
+            record_summary(_destination(tracking), sweep_id, {f"jobs/{name}": float(count) for name, count in counts.items()}, files)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Protocol
 
 from hydra.types import HydraContext, TaskFunction
@@ -165,7 +164,7 @@ class Pool:
     """Runs jobs, some at a time. `task` is what a job needs beside its configuration, pickled."""
 
     def __init__(
-        self, task: bytes, listener: Listener, on_lost: Callable[[Ended, SweepJob], Ended], slots: int = 1, gpus: Sequence[str] = ()
+        self, task: bytes, listener: Listener, on_lost: Callable[[Ended], Ended], slots: int = 1, gpus: Sequence[str] = ()
     ) -> None:
         self._task = task
         self._listener = listener
@@ -248,7 +247,7 @@ class Pool:
                 job.number, job.label, report.outcome, report.name, report.run_id, report.reason, seconds, report.summary, report.phase
             )
         lost = Ended(job.number, job.label, "killed", running.name, running.run_id, _cause(running.process.exitcode), seconds)
-        return self._on_lost(lost, job)
+        return self._on_lost(lost)
 
     def _end_all(self) -> list[Ended]:
         """Tell all that run to end, and wait for them; whoever takes too long is killed."""
@@ -272,9 +271,3 @@ def _cause(exitcode: int | None) -> str:
         by = ": from outside, or by the kernel's out-of-memory killer (dmesg tells)" if name == "SIGKILL" else ""
         return f"killed by {name}{by}"
     return f"its process ended with exit code {exitcode}"
-
-
-def folder_of(job: SweepJob) -> Path:
-    """The job's folder, with its log."""
-    hydra = job.composed.hydra
-    return Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir)

@@ -15,7 +15,7 @@ from tft_exp.compose import to_config
 from tft_exp.config import OnFailure
 from tft_exp.errors import ConfigError
 from tft_exp.sweep.display import SweepDisplay
-from tft_exp.sweep.jobs import Ended, Pool, SweepJob, Task, apart, folder_of
+from tft_exp.sweep.jobs import Ended, Pool, SweepJob, Task, apart
 
 
 def launch(
@@ -37,9 +37,8 @@ def launch(
         found = {job.number: done for (job, _), done in zip(possible, prepared.finished, strict=True)}
         jobs = [replace(job, done=found.get(job.number)) for job in jobs]
 
-        def on_lost(ended: Ended, job: SweepJob) -> Ended:
-            folder = str(folder_of(job) / "artifacts")
-            found: Ended = apart("lost", ended, settings.tracking, folder, application.sweep_id)
+        def on_lost(ended: Ended) -> Ended:
+            found: Ended = apart("lost", ended, settings.tracking, application.sweep_id)
             return found
 
         pickled = pickle.dumps(Task(context, task))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tft_exp.errors import Killed
 from tft_exp.termination import undisturbed
-from tft_exp.tracking.store import Store, mend_stale_runs, open_store, process_tags
+from tft_exp.tracking.spool import Destination, Journal, begin, end_killed, now_ms, send_left, take
+from tft_exp.tracking.store import mend_stale_runs, process_tags
 
 # MLflow cuts longer values, with a warning that nobody reads.
 TAG_LENGTH = 8000
@@ -23,85 +25,90 @@ STATUS = {"finished": "FINISHED", "out_of_memory": "FINISHED", "failed": "FAILED
 
 @dataclass
 class Recorder:
-    """One open run. `folder` is what becomes its artifacts: write files there, they are sent when the run ends."""
+    """One open run. What is written to `folder` becomes its artifacts, sent when the run ends."""
 
-    store: Store
-    run_id: str
+    destination: Destination
+    journal: Journal
     name: str
-    folder: Path
     outcome: str = "finished"
-    _tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.journal.artifacts
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id in the store; None while the store has not been reached."""
+        return self.journal.run_id
 
     def log(self, metrics: Mapping[str, float], *, step: int = 0) -> None:
-        """Write metrics in one call. None of them may be None; a figure that was not measured is left out."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        with undisturbed():
-            self.store.client.log_batch(self.run_id, metrics=[Metric(key, float(value), now, step) for key, value in metrics.items()])
+        """Record metrics. None of them may be None; a figure that was not measured is left out."""
+        self.journal.add({"metrics": {key: float(value) for key, value in metrics.items()}, "step": step, "time": now_ms()})
+        self.journal.send(self.destination, patient=True)
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        with undisturbed():
-            self.store.client.log_batch(self.run_id, tags=[RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()])
+        self.journal.add({"tags": {key: value[:TAG_LENGTH] for key, value in tags.items()}, "time": now_ms()})
+        self.journal.send(self.destination, patient=True)
 
     def close(self) -> None:
-        """Send the artifacts, then say how the run ended; a run that says FINISHED has everything.
-
-        The folder goes once its files are in the store, so that checkpoints do not fill the disk twice.
-        """
+        """Say how the run ended. A run that says FINISHED in the store has everything there."""
         with undisturbed():
-            try:
-                if any(self.folder.iterdir()):
-                    self.store.client.log_artifacts(self.run_id, str(self.folder))
-                shutil.rmtree(self.folder)
-            finally:
-                self.tag({"outcome": self.outcome})
-                self.store.client.set_terminated(self.run_id, status=STATUS[self.outcome])
+            self.journal.add({"tags": {"outcome": self.outcome}, "time": now_ms()})
+            self.journal.add({"end": STATUS[self.outcome], "time": now_ms()})
+            self.journal.send(self.destination)
+            self.journal.release()
 
 
-def record_lost(store: Store, run_id: str | None, name: str, folder: str, reason: str, tags: Mapping[str, str]) -> str:
-    """Record a run whose process was killed: send what it left in `folder`, and say so. Opens the run where it had none.
-    Returns the run's id."""
-    if run_id is None:
-        run_id = store.client.create_run(store.experiment_id, run_name=name, tags={**process_tags(), **tags}).info.run_id
-    recorder = Recorder(store, run_id, name, Path(folder), outcome="killed")
-    recorder.folder.mkdir(parents=True, exist_ok=True)
-    recorder.tag({"error": reason})
-    recorder.close()
-    return run_id
+def record_lost(destination: Destination, key: str, name: str, reason: str, tags: Mapping[str, str]) -> str | None:
+    """Record a run whose process was killed: send what it left in the spool, and say so. Opens the run where it had none.
+    Returns the run's id, None where the store cannot be reached."""
+    journal = take(destination.home, key) or _begin(destination, key, name, tags)
+    if not journal.ended:
+        end_killed(journal, reason)
+    journal.send(destination)
+    journal.release()
+    return journal.run_id
 
 
-def record_summary(store: Store, sweep_id: str, metrics: Mapping[str, float], folder: Path) -> str:
+def record_summary(destination: Destination, sweep_id: str, metrics: Mapping[str, float], files: Path) -> None:
     """Record a sweep as a run of its own, beside its jobs' and not above them: MLflow's comparison shows nested runs folded.
-    The files in `folder` become its artifacts. Returns the run's id."""
-    tags = {**process_tags(), "kind": "sweep", "sweep_id": sweep_id, "mlflow.source.name": "tft-exp train", "mlflow.source.type": "LOCAL"}
-    run = store.client.create_run(store.experiment_id, run_name=f"sweep {sweep_id}", tags=tags)
-    recorder = Recorder(store, run.info.run_id, f"sweep {sweep_id}", folder)
+    The files in the folder `files` become its artifacts."""
+    tags = {"kind": "sweep", "sweep_id": sweep_id, "mlflow.source.name": "tft-exp train", "mlflow.source.type": "LOCAL"}
+    name = f"sweep {sweep_id}"
+    recorder = Recorder(destination, _begin(destination, f"{sweep_id}-summary-{secrets.token_hex(2)}", name, tags), name)
+    shutil.copytree(files, recorder.folder, dirs_exist_ok=True)
     recorder.log(metrics)
     recorder.close()
-    return recorder.run_id
+
+
+def _begin(destination: Destination, key: str, name: str, tags: Mapping[str, str]) -> Journal:
+    all_tags = {**process_tags(), **{key: value[:TAG_LENGTH] for key, value in tags.items()}}
+    opening = {"uri": destination.uri, "experiment": destination.experiment, "name": name, "tags": all_tags, "time": now_ms()}
+    return begin(destination.home, key, opening)
 
 
 @contextmanager
 def record_run(
-    *, uri: str | None, home: str, experiment: str, name: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
+    destination: Destination, *, key: str | None = None, name: str, params: Mapping[str, str], tags: Mapping[str, str]
 ) -> Iterator[Recorder]:
-    """Open a run that ends in every case: an exception makes it FAILED with its traceback, SIGTERM and Ctrl-C KILLED."""
-    from mlflow.entities import Param
+    """Open a run that ends in every case: an exception makes it FAILED with its traceback, SIGTERM and Ctrl-C KILLED.
 
-    with undisturbed():
-        store = open_store(uri, home, experiment)
-        mend_stale_runs(store)
-    folder.mkdir(parents=True, exist_ok=True)
-    tagged = {**process_tags(), **{key: value[:TAG_LENGTH] for key, value in tags.items()}}
+    `key` names the run in the spool; a run of a sweep that has one is recorded even where the store does not answer now, because
+    the sweep has seen it answer. Raises TrackingError, before the run is opened, where a run without one does not reach it.
+    """
+    if key is None:
+        with undisturbed():
+            destination.open()
     recorder: Recorder | None = None
     try:
         with undisturbed():
-            run = store.client.create_run(store.experiment_id, run_name=name, tags=tagged)
-            recorder = Recorder(store, run.info.run_id, name, folder)
-            store.client.log_batch(run.info.run_id, params=[Param(key, value[:PARAM_LENGTH]) for key, value in params.items()])
+            unique = key or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+            recorder = Recorder(destination, _begin(destination, unique, name, tags), name)
+            recorder.journal.add({"params": {key: value[:PARAM_LENGTH] for key, value in params.items()}, "time": now_ms()})
+            if not recorder.journal.send(destination):
+                with suppress(Exception):  # what other runs left is not worth this one
+                    send_left(destination.home, destination)
+                    mend_stale_runs(destination.open())
         yield recorder
     except (Killed, KeyboardInterrupt):
         if recorder is not None:
@@ -110,7 +117,7 @@ def record_run(
     except BaseException as error:
         if recorder is not None:
             recorder.outcome = "failed"
-            (folder / "traceback.txt").write_text(traceback.format_exc())
+            (recorder.folder / "traceback.txt").write_text(traceback.format_exc())
             recorder.tag({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
