@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tft_exp.errors import ConfigError
-from tft_exp.report.compare import group_runs, print_comparison, print_table
+from tft_exp.report.compare import print_comparison, print_table
+from tft_exp.report.groups import group_runs
 from tft_exp.report.verdict import recommend
 from tft_exp.tracking.runs import load_runs
 from tft_exp.tracking.store import open_store
@@ -24,7 +25,7 @@ def compare(
     store = open_store(uri, home, experiment, create=False)
     title, runs = load_runs(store, what)
     groups = group_runs(runs)
-    print_comparison(title, groups)
+    print_comparison(title, groups, baseline)
     if baseline is not None:
         from tft_exp.report.pairs import differences_table
 

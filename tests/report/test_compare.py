@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tft_exp.report.compare import TABLE_WIDTH, comparison_table, group_runs
+from tft_exp.report.compare import TABLE_WIDTH, comparison_table
+from tft_exp.report.groups import group_runs
 from tft_exp.tracking.runs import RunRow
 
 
@@ -29,6 +30,7 @@ def run(policy: str, seed: int) -> RunRow:
         "audit": "verified",
         "best_naive": "climatology",
         "memory_source": "a card",
+        "capacity_mib": "3646",
     }
     return RunRow(f"{policy}{seed}", "name", "FINISHED", 0, {"policy": policy, "seed": str(seed)}, tags, metrics)
 
@@ -37,7 +39,7 @@ RUNS = [run(policy, seed) for policy in ("clear_cache_every_batch", "keep") for 
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [(100, ["audit", "loss"]), (145, ["claimed", "seconds"]), (TABLE_WIDTH, ["q-risk", "optimizer"])]
+    ("width", "shown"), [(100, ["audit", "loss"]), (145, ["skill", "seconds"]), (TABLE_WIDTH, ["q-risk", "claimed", "less that of keep"])]
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_every_one_whole(width: int, shown: list[str]) -> None:
     console = Console(width=width)
@@ -45,6 +47,6 @@ def test_a_narrow_terminal_gets_fewer_columns_and_every_one_whole(width: int, sh
         console.print(comparison_table("s", group_runs(RUNS), width))
     text = capture.get()
     assert max(map(len, text.splitlines())) <= width
-    for word in ("1234 / 2906", "0.5500 ± 0.0707", "verified", "clear_cache_every_batch", *shown):
+    for word in ("1,234 / 2,906 (80%)", "0.5500 ± 0.0707", "verified", "clear_cache_every_batch", *shown):
         assert word in text, word
     assert ("P10 / P50 / P90" in text) == (width == TABLE_WIDTH)

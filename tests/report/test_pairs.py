@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tft_exp.errors import TrackingError
-from tft_exp.report.compare import group_runs
+from tft_exp.report.groups import group_runs
 from tft_exp.report.pairs import Difference, differences_table, paired_difference
 from tft_exp.tracking.runs import RunRow
 

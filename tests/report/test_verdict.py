@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tft_exp.report.compare import group_runs
+from dataclasses import replace
+
+from tft_exp.report.groups import group_runs
 from tft_exp.report.verdict import pareto, recommend
 from tft_exp.tracking.runs import RunRow
 
@@ -43,3 +45,13 @@ def test_no_false_claim_and_no_lost_run_is_recommended() -> None:
     assert found.group.label == "offload"
     assert "Left out: stash (2 finished; audit: nothing freed), keep (1 finished, 1 OOM in validation)" in found.text
     assert [group.label for group in pareto(group_runs([*false, *lost, *seeds("offload", 0.0)]))] == ["offload"]
+
+
+def test_a_choice_that_loses_to_the_naive_forecast_is_taken_only_where_all_do() -> None:
+    """Two seeds can hardly show a loss to be worse; the naive forecast is a mark that needs no seeds."""
+    fast = [replace(one, metrics={**one.metrics, "summary/naive_loss": 0.55}) for one in seeds("keep", 0.1, seconds=0.5)[:2]]
+    good = [replace(one, metrics={**one.metrics, "summary/naive_loss": 0.55}) for one in seeds("offload", 0.0)[:2]]
+    found = recommend(group_runs([*fast, *good]))
+    assert found.group is not None
+    assert (found.group.label, "naive" in found.text) == ("offload", False)
+    assert "no choice beats the best naive forecast (0.5500)" in recommend(group_runs(fast)).text

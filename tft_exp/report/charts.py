@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tft_exp.report.compare import Group, peak, quantity_of
+from tft_exp.report.groups import Group, capacity_mib, peak, quantity_of
 from tft_exp.report.style import KIND_COLORS, new_figures
-from tft_exp.report.verdict import capacity_mib, objectives, pareto
+from tft_exp.report.verdict import objectives, pareto
 from tft_exp.tracking.curves import Curves, Moment
 
 if TYPE_CHECKING:

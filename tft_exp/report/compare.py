@@ -1,75 +1,30 @@
-"""Runs side by side: grouped by their choices, with seeds as repetitions."""
+"""The comparison's table for a terminal."""
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tft_exp.tracking.runs import RunRow
+from tft_exp.report.groups import Group, capacity_mib, highest_peak, mean_and_sd, outcomes, peak, quantity_of
+from tft_exp.report.pairs import CONFIDENCE, difference_to_reference, reference_of
+from tft_exp.report.verdict import pareto
 
-# What repeats an experiment rather than changing it.
-REPETITION = "seed"
-TABLE_WIDTH = 190  # what all columns need
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in the seed alone. `choice` holds the parameters in which the groups differ."""
-
-    choice: tuple[tuple[str, str], ...]
-    runs: tuple[RunRow, ...]
-
-    @property
-    def label(self) -> str:
-        return ", ".join(value if key == "policy" else f"{key.rpartition('.')[2]}={value}" for key, value in self.choice)
-
-    def values(self, metric: str) -> list[float]:
-        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
-
-
-def group_runs(runs: Sequence[RunRow]) -> list[Group]:
-    """Groups in order of first appearance; a parameter that only some runs have counts as differing."""
-    names = {name for run in runs for name in run.params if name != REPETITION}
-    varying = sorted(name for name in names if len({run.params.get(name) for run in runs}) > 1)
-    # The policy first: it is what the comparison is about.
-    keys = sorted(varying or ["policy"], key=lambda key: (key != "policy", key))
-    found: dict[tuple[tuple[str, str], ...], list[RunRow]] = {}
-    for run in runs:
-        found.setdefault(tuple((key, run.params.get(key, "-")) for key in keys), []).append(run)
-    return [Group(choice, tuple(members)) for choice, members in found.items()]
-
-
-def quantity_of(runs: Sequence[RunRow]) -> str:
-    """What the memory figures are: allocated or rss; both, where devices of both kinds are compared."""
-    return "/".join(sorted({run.tags.get("memory_quantity", "?") for run in runs}))
-
-
-def peak(group: Group, phase: str) -> float | None:
-    """The highest peak of a phase over the group's runs, in MiB."""
-    values = [
-        value
-        for run in group.runs
-        for value in [run.metrics.get(f"summary/{phase}_peak_{run.tags.get('memory_quantity')}_mib")]
-        if value is not None
-    ]
-    return max(values, default=None)
+TABLE_WIDTH = 200  # what all columns need
 
 
 # Columns in the order in which a terminal that is too narrow goes without them.
-FIRST_TO_GO = ("q-risk", "optimizer", "claimed", "skill", "seconds")
+FIRST_TO_GO = ("q-risk", "claimed", "less", "skill", "seconds")
 
 
-def comparison_table(title: str, groups: Sequence[Group], width: int) -> Table:
+def comparison_table(title: str, groups: Sequence[Group], width: int, baseline: str | None = None) -> Table:
     """The comparison for a terminal of `width` characters; a narrow one gets fewer columns. A figure that no run of a group
-    measured is a dash."""
-    columns = _columns(quantity_of([run for group in groups for run in group.runs]))
+    measured is a dash. `baseline` is the policy that differences are taken to; keep, or the first, where it is None."""
+    columns = _columns(groups, baseline)
     table = _table(title, groups, columns)
     for heading in FIRST_TO_GO:
         if Console(width=10 * width).measure(table).minimum <= width:
@@ -79,41 +34,57 @@ def comparison_table(title: str, groups: Sequence[Group], width: int) -> Table:
     return table
 
 
-def _columns(quantity: str) -> dict[str, Callable[[Group], str]]:
-    return {
-        f"peak {quantity}\ntrain / val, MiB": lambda g: f"{_number(peak(g, 'train'), '.0f')} / {_number(peak(g, 'validation'), '.0f')}",
+def _columns(groups: Sequence[Group], baseline: str | None) -> dict[str, Callable[[Group], str]]:
+    quantity = quantity_of([run for group in groups for run in group.runs])
+    capacity, policy = capacity_mib(groups), reference_of(groups, baseline)
+    of_it = " (of room)" if capacity else ""
+
+    def peaks(group: Group) -> str:
+        share, highest = "", highest_peak(group)
+        if capacity:
+            share = f" ({highest / capacity:.0%})" if highest is not None else " (-)"
+        return f"{_number(peak(group, 'train'), ',.0f')} / {_number(peak(group, 'validation'), ',.0f')}{share}"
+
+    columns = {
+        f"peak {quantity}\ntrain / val, MiB{of_it}": peaks,
         "claimed > freed\nMiB": lambda g: _change(g, "audit/claimed_mib", "audit/freed_mib"),
         "audit": _verdicts,
-        "optimizer state\ntrain > val, MiB": lambda g: _change(g, "optimizer_state_mib", "state_in_validation_mib"),
-        "seconds\nan epoch": lambda g: _median(g, "summary/epoch_seconds", ".2f"),
+        "seconds an epoch\nmedian (range)": _seconds,
         "validation loss\nmean ± sd": lambda g: mean_and_sd(g.values("summary/val_loss")),
-        "skill\n%": lambda g: _percent(g.values("summary/skill")),
-        "q-risk\nP10 / P50 / P90": lambda g: _risks(g, "val"),
     }
+    if len(groups) > 1:
+        heading = f"less that of {policy or groups[0].label}\nby seed, {CONFIDENCE:.0%} interval"
+        columns[heading] = lambda g: str(difference_to_reference(g, groups, policy))
+    columns["skill\n%"] = lambda g: _percent(g.values("summary/skill"))
+    columns["q-risk\nP10 / P50 / P90"] = lambda g: _risks(g, "val")
+    return columns
 
 
 def _table(title: str, groups: Sequence[Group], columns: Mapping[str, Callable[[Group], str]]) -> Table:
     runs = [run for group in groups for run in group.runs]
+    unbeaten = pareto(groups)
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    longest = max(len(word) for group in groups for word in group.label.split())
-    table.add_column("policy" if groups[0].choice[0][0] == "policy" else "choice", min_width=max(14, longest))
-    table.add_column("runs", min_width=19)
+    longest = max(min(len(group.label), 24) for group in groups)
+    longest = max(longest, *(len(word) for group in groups for word in group.label.split()))
+    table.add_column("  policy" if groups[0].choice[0][0] == "policy" else "  choice", min_width=max(14, longest + 2))
+    table.add_column("runs", min_width=10)
     for heading, figure in columns.items():
         lines = [*heading.split("\n"), *(figure(group) for group in groups)]
         table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, lines)))
     for group in groups:
-        table.add_row(group.label, outcomes(group), *(figure(group) for figure in columns.values()))
+        mark = "*" if group in unbeaten else " "
+        table.add_row(f"{mark} {group.label}", outcomes(group), *(figure(group) for figure in columns.values()))
     naive = sorted({run.tags["best_naive"] for run in runs if "best_naive" in run.tags})
     losses = {value for group in groups for value in group.values("summary/naive_loss")}
     if len(losses) == 1 and len(naive) == 1:
         known = {"validation": f"{losses.pop():.4f}", "skill": "0.0", "q-risk": _risks(groups[0], "naive")}
         table.add_section()
-        table.add_row("naive forecast", naive[0], *(known.get(heading.split()[0], "") for heading in columns))
+        table.add_row("  naive forecast", naive[0], *(known.get(heading.split()[0], "") for heading in columns))
     sources = "; ".join(sorted({run.tags.get("memory_source", "?") for run in runs}))
     table.caption = (
         f"Memory: {sources}. Peaks: highest of all runs and epochs. Claimed and freed: by the policy, before validation, and the audit's "
-        "verdict on it. State: bytes of the optimizer's state on the device after training, and those still held during validation. "
-        "OOM: out of memory. Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs."
+        "verdict on it. OOM: out of memory. Skill: loss saved over the best naive forecast. Other figures: medians, or means, over runs. "
+        "*: no other choice that finished with a claim that stands is as good in peak, seconds and loss, and better in one."
     )
     return table
 
@@ -123,10 +94,10 @@ def print_table(table: Table) -> None:
     (Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)).print(table)
 
 
-def print_comparison(title: str, groups: Sequence[Group]) -> None:
-    """The table on standard output; into a pipe or a file at its full width."""
+def print_comparison(title: str, groups: Sequence[Group], baseline: str | None = None) -> None:
+    """As `comparison_table`, on standard output; into a pipe or a file at its full width."""
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
-    console.print(comparison_table(title, groups, console.width))
+    console.print(comparison_table(title, groups, console.width, baseline))
 
 
 def _change(group: Group, before: str, after: str) -> str:
@@ -139,20 +110,10 @@ def _verdicts(group: Group) -> str:
     return ", ".join("-" if verdict == "nothing claimed" else verdict for verdict in found) or "-"
 
 
-def outcomes(group: Group) -> str:
-    """Such as `2 finished`, or `1 finished, 1 OOM in validation`."""
-    named = Counter(
-        f"OOM in {run.tags.get('out_of_memory_phase', '?').replace('_', ' ')}" if run.outcome == "out_of_memory" else run.outcome
-        for run in group.runs
-    )
-    return ", ".join(f"{count} {name}" for name, count in named.items())
-
-
-def mean_and_sd(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{spread}"
+def _seconds(group: Group) -> str:
+    values = group.values("summary/epoch_seconds")
+    spread = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):.2f}{spread}" if values else "-"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tft_exp.report.compare import Group, outcomes, peak, quantity_of
+from tft_exp.report.groups import Group, outcomes, peak, quantity_of
 from tft_exp.report.style import PHASE_COLORS, new_figures
 
 if TYPE_CHECKING:

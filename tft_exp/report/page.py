@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tft_exp.report.charts import curves_figure, pareto_figure, peaks_figure
-from tft_exp.report.compare import Group, mean_and_sd, outcomes, peak, quantity_of
-from tft_exp.report.pairs import CONFIDENCE, by_seed, paired_difference, reference_of
-from tft_exp.report.verdict import capacity_mib, highest_peak, pareto, recommend
+from tft_exp.report.groups import Group, capacity_mib, highest_peak, mean_and_sd, outcomes, peak, quantity_of
+from tft_exp.report.pairs import CONFIDENCE, difference_to_reference, reference_of
+from tft_exp.report.verdict import pareto, recommend
 from tft_exp.tracking.curves import Curves, Moment
 from tft_exp.tracking.runs import RunRow
 
@@ -45,7 +45,7 @@ def render_page(title: str, groups: Sequence[Group], curves: Mapping[str, Curves
         recommendation=recommendation.text,
         headings=headings,
         rows=rows,
-        reference=reference or "nothing",
+        reference=reference or groups[0].label,
         confidence=f"{CONFIDENCE:.0%}",
         stacked=any(moment.kinds for one in curves.values() for moment in one.moments),
         peaks=Markup(peaks_figure(groups, curves)),
@@ -68,20 +68,9 @@ def _cells(group: Group, groups: Sequence[Group], reference: str | None, best: b
         ", ".join(verdicts) or "-",
         f"{statistics.median(seconds):.2f}{spread}" if seconds else "-",
         mean_and_sd(group.values("summary/val_loss")),
-        _difference(group, groups, reference),
+        str(difference_to_reference(group, groups, reference)),
         "*" if best else "",
     ]
-
-
-def _difference(group: Group, groups: Sequence[Group], reference: str | None) -> str:
-    others = [part for part in group.choice if part[0] != "policy"]
-    beside = next(
-        (g for g in groups if dict(g.choice).get("policy") == reference and [p for p in g.choice if p[0] != "policy"] == others), None
-    )
-    if beside is None or beside is group:
-        return ""
-    found = paired_difference(by_seed(group, "summary/val_loss"), by_seed(beside, "summary/val_loss"))
-    return "too few pairs" if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
 def _told(run: RunRow, curves: Curves) -> dict[str, str]:

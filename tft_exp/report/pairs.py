@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from tft_exp.errors import TrackingError
-from tft_exp.report.compare import REPETITION, Group
+from tft_exp.report.groups import REPETITION, Group
 
 # What is compared: the metric, and its name in the table.
 LOSSES = {"summary/last_val_loss": "last epoch", "summary/val_loss": "best epoch"}
@@ -25,6 +25,10 @@ class Difference:
     low: float
     high: float
     reference_mean: float
+
+    def __str__(self) -> str:
+        same = self.low == self.high == 0.0
+        return self.words if same else f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
     @property
     def words(self) -> str:
@@ -101,3 +105,19 @@ def reference_of(groups: Sequence[Group], asked: str | None) -> str | None:
     losing = [dict(group.choice) for group in groups if group.values("summary/val_loss")]
     policies = [choice["policy"] for choice in losing if "policy" in choice]
     return asked or ("keep" if "keep" in policies else policies[0] if policies else None)
+
+
+def difference_to_reference(group: Group, groups: Sequence[Group], policy: str | None) -> Difference | str:
+    """Validation loss less that of the group that differs in the policy alone, or in words why there is no difference: `group` is
+    that reference, or it has none, or too few seeds are in both. Where no policy differs (None) the first group is the reference."""
+    if policy is None:
+        reference = groups[0]
+    else:
+        found = [g for g in groups if dict(g.choice).get("policy") == policy and _others(g) == _others(group)]
+        if not found:
+            return "-"
+        reference = found[0]
+    if reference is group:
+        return ""
+    difference = paired_difference(by_seed(group, "summary/val_loss"), by_seed(reference, "summary/val_loss"))
+    return "too few pairs" if difference is None else difference

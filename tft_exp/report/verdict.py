@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tft_exp.report.compare import Group, outcomes, peak
+from tft_exp.report.groups import Group, capacity_mib, highest_peak, outcomes
 from tft_exp.report.pairs import by_seed, paired_difference
 
 FASTER = 0.05  # seconds an epoch that differ by less are called equal: machines are noisier than that
@@ -18,11 +18,6 @@ class Recommendation:
 
     group: Group | None
     text: str
-
-
-def highest_peak(group: Group) -> float | None:
-    """The highest of all phases and runs, MiB."""
-    return max((value for phase in ("train", "validation") if (value := peak(group, phase)) is not None), default=None)
 
 
 def usable(group: Group) -> bool:
@@ -49,11 +44,14 @@ def pareto(groups: Sequence[Group]) -> list[Group]:
 
 def recommend(groups: Sequence[Group]) -> Recommendation:
     """Of the usable choices whose loss is not seen to be worse than the best one's: the fastest, and of equally fast ones that
-    with the lowest peak. Not worse: the 95 % interval of the differences paired by seed reaches down to zero, or, with
-    too few pairs for one, the mean is not higher."""
+    with the lowest peak. One that loses to the naive forecast is taken only where all do. Not worse: the 95 % interval of the
+    differences paired by seed reaches down to zero, or, with too few pairs for one, the mean is not higher."""
     candidates = [(group, values) for group in groups if usable(group) and (values := objectives(group)) is not None]
     if not candidates:
         return Recommendation(None, "No choice finished in every run with a claim that stands.")
+    naive = [value for group in groups for value in group.values("summary/naive_loss")]
+    skilled = [candidate for candidate in candidates if naive and candidate[1][2] < min(naive)]
+    candidates = skilled or candidates
     best, best_values = min(candidates, key=lambda candidate: candidate[1][2])
     level = [(group, values) for group, values in candidates if group is best or _not_worse(group, best)]
     fastest = min(values[1] for _, values in level)
@@ -68,15 +66,10 @@ def recommend(groups: Sequence[Group]) -> Recommendation:
         text += ", the lowest that was seen."
     else:
         text += f"; {best.label} had {best_values[2]:.4f}, a difference that the seeds do not show to be one."
+    if naive and not skilled:
+        text += f" But no choice beats the best naive forecast ({min(naive):.4f})."
     others = [f"{group.label} ({outcomes(group)}{_false_claim(group)})" for group in groups if not usable(group)]
     return Recommendation(chosen, text + (f" Left out: {', '.join(others)}." if others else ""))
-
-
-def capacity_mib(groups: Sequence[Group]) -> float | None:
-    """Of the device, MiB; None where it is not known, or not one."""
-    found = {run.tags.get("capacity_mib") for group in groups for run in group.runs}
-    only = found.pop() if len(found) == 1 else None
-    return None if only is None else float(only)
 
 
 def _not_worse(group: Group, best: Group) -> bool:

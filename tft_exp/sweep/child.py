@@ -34,8 +34,9 @@ from tft_exp.data.source import find_files, fingerprint
 from tft_exp.errors import Killed, TrackingError, UserError
 from tft_exp.planning import prediction
 from tft_exp.report import progress
-from tft_exp.report.compare import group_runs, print_comparison
+from tft_exp.report.compare import print_comparison
 from tft_exp.report.export import write_csv
+from tft_exp.report.groups import group_runs
 from tft_exp.report.page import render_page
 from tft_exp.report.verdict import recommend
 from tft_exp.sweep.jobs import Ended, Place, Prepared, SweepJob, Task
