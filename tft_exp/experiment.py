@@ -178,7 +178,8 @@ class Progressed:
     """What an attempt has got to, also where memory then ran out."""
 
     prediction: Prediction | None = None
-    naive: Quality | None = None
+    naive: Quality | None = None  # the best of them
+    naive_losses: dict[str, float] = field(default_factory=dict)
     results: list[EpochResult] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
     finding: Finding | None = None  # of the first epoch whose claim did not stand, else of the last
@@ -244,7 +245,7 @@ def _attempt(config: Config, dataset: Dataset | None, memory: DeviceMemory, reco
     gc.freeze()
     try:
         if dataset is not None:
-            progressed.naive = _naive(config, dataset, recorder)
+            progressed.naive, progressed.naive_losses = _naive(config, dataset, recorder)
             with memory.attach():
                 _train(config, dataset, timeline, recorder, progressed)
     except Exception as error:
@@ -281,18 +282,17 @@ def _conclude(attempt: Attempt, memory: DeviceMemory, recorder: Recorder) -> Out
         recorder.tag({"predicted_outcome": progressed.prediction.plan.outcome})
         progressed.extra |= progressed.prediction.metrics(records)
     summary = run_summary(progressed.results, records, progressed.naive, memory.quantity) | progressed.extra
-    recorder.log({f"summary/{key}": value for key, value in summary.items()})
+    recorder.log({f"summary/{key}": value for key, value in summary.items()} | progressed.naive_losses)
     return Outcome(recorder.run_id, recorder.name, recorder.outcome, attempt.phase, summary)
 
 
-def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> Quality:
-    """The best of the naive forecasts over the validation windows, by its loss."""
+def _naive(config: Config, dataset: Dataset, recorder: Recorder) -> tuple[Quality, dict[str, float]]:
+    """The best of the naive forecasts over the validation windows, by its loss, and the losses of all."""
     validation = validation_windows(config, dataset.rows)
     naive = naive_qualities(dataset.rows, validation, torch.tensor(config.model.quantiles), config.data.season_length)
     best = min(naive, key=lambda name: naive[name].loss)
     recorder.tag({"best_naive": best})
-    recorder.log({f"naive/{name}_loss": quality.loss for name, quality in naive.items()})
-    return naive[best]
+    return naive[best], {f"naive/{name}_loss": quality.loss for name, quality in naive.items()}
 
 
 def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recorder, progressed: Progressed) -> None:

@@ -83,12 +83,16 @@ def pareto_figure(groups: Sequence[Group]) -> str:
         middle = statistics.fmean(axes.get_xlim())
         for x, y, labels in named.values():
             side, shift = ("left", 7) if x < middle else ("right", -7)
-            axes.annotate(", ".join(labels), (x, y), xytext=(shift, 5), textcoords="offset points", fontsize=8, color=INK, ha=side)
+            axes.annotate(_names(labels), (x, y), xytext=(shift, 5), textcoords="offset points", fontsize=8, color=INK, ha=side)
         axes.set_xlabel("highest peak, MiB", fontsize=9)
         axes.set_title(label)
         axes.margins(0.15)
         axes.grid(color=PALE, linewidth=0.6)
     return _svg(figure, panels)
+
+
+def _names(labels: Sequence[str]) -> str:
+    return ", ".join(labels) if len(labels) <= 2 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _cell(value: float, values: Sequence[float]) -> int:
@@ -100,6 +104,7 @@ def _cell(value: float, values: Sequence[float]) -> int:
 def curves_figure(groups: Sequence[Group], curves: Mapping[str, Curves]) -> str:
     """Validation loss by epoch: mean over seeds, and the band from the lowest to the highest. Memory by phase, overlaid."""
     figure, (loss, memory) = new_figures(width=WIDTH, height=4.2, columns=2)
+    band = 0.15 if len(groups) <= 4 else 0.05
     for group in groups:
         found = [curves[run.run_id].losses for run in group.runs]
         epochs = sorted({epoch for one in found for epoch in one})
@@ -110,7 +115,7 @@ def curves_figure(groups: Sequence[Group], curves: Mapping[str, Curves]) -> str:
         loss.plot(
             epochs, [statistics.fmean(row) for row in rows], color=color, label=group.label, linewidth=1.6, marker="o", markersize=2.5
         )
-        loss.fill_between(epochs, [min(row) for row in rows], [max(row) for row in rows], color=color, alpha=0.15, linewidth=0)
+        loss.fill_between(epochs, [min(row) for row in rows], [max(row) for row in rows], color=color, alpha=band, linewidth=0)
     naive = {value for group in groups for value in group.values("summary/naive_loss")}
     if len(naive) == 1:
         loss.axhline(naive.pop(), color=LIMIT, linestyle="--", linewidth=1.2, label="best naive")

@@ -10,6 +10,7 @@ from tft_exp.report.groups import Group, capacity_mib, highest_peak, outcomes
 from tft_exp.report.pairs import by_seed, paired_difference
 
 FASTER = 0.05  # seconds an epoch that differ by less are called equal: machines are noisier than that
+SHOWN = 4  # choices that are left out, by name
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def recommend(groups: Sequence[Group]) -> Recommendation:
     if naive and not skilled:
         text += f" But no choice beats the best naive forecast ({min(naive):.4f})."
     others = [f"{group.label} ({outcomes(group)}{_false_claim(group)})" for group in groups if not usable(group)]
-    return Recommendation(chosen, text + (f" Left out: {', '.join(others)}." if others else ""))
+    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    return Recommendation(chosen, text + (f" Left out: {', '.join(others[:SHOWN])}{more}." if others else ""))
 
 
 def _not_worse(group: Group, best: Group) -> bool:

@@ -58,8 +58,9 @@ def makeup_metrics(record: PhaseRecord) -> dict[str, float]:
 def epoch_metrics(result: EpochResult, quantity: str) -> dict[str, float]:
     """The metrics of one epoch, by their MLflow names."""
     return {
-        "train/loss": result.train_loss,
+        # MLflow's page of compared runs shows the first metric that a run recorded.
         **quality_metrics(result.validation, "val/"),
+        "train/loss": result.train_loss,
         "epoch/seconds": result.seconds,
         "epoch/train_seconds": result.phase("train").seconds,
         "epoch/validation_seconds": result.phase("validation").seconds,
