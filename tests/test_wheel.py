@@ -35,6 +35,8 @@ def test_the_wheel_trains_where_there_is_no_checkout(tmp_path: Path, empty_store
     quick = ["model=tiny", "trainer=quick", "device=cpu", "trainer.limit_train_batches=2"]
     run(environment / "bin" / "tft-exp", "train", *quick, cwd=tmp_path)
     run(python, "-m", "tft_exp", "train", "data=es_5s", "seed=1", *quick, cwd=tmp_path)
+    run(environment / "bin" / "tft-exp", "compare", "params.model = 'tiny'", "--html", "page.html", cwd=tmp_path)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
     runs = runs_in(home)
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
     # An installed package has no commit of its own, and takes nobody else's.

@@ -101,6 +101,9 @@ def train(arguments: Sequence[str]) -> int:
     """
     if any(argument.startswith("--experimental-rerun") for argument in arguments):
         raise ConfigError("--experimental-rerun is not allowed: it unpickles a file", mend="run again from the run's config/overrides.yaml")
+    multirun = any(argument in ("-m", "--multirun") for argument in arguments)
+    if multirun and any(argument.startswith(("--cfg", "-c", "--info", "-i")) for argument in arguments):
+        raise ConfigError("--multirun runs jobs, and --cfg and --info show a configuration", mend="leave out --multirun")
     register_schema()
     application = Application()
     listen(signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []))

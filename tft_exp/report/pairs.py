@@ -117,7 +117,7 @@ def difference_to_reference(group: Group, groups: Sequence[Group], policy: str |
         if not found:
             return "-"
         reference = found[0]
-    if reference is group:
+    if reference is group or not group.values("summary/val_loss"):
         return ""
     difference = paired_difference(by_seed(group, "summary/val_loss"), by_seed(reference, "summary/val_loss"))
     return "too few pairs" if difference is None else difference

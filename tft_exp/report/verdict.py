@@ -63,7 +63,7 @@ def recommend(groups: Sequence[Group]) -> Recommendation:
     capacity = capacity_mib(groups)
     text += f" ({top / capacity:.0%} of {capacity:,.0f} MiB)" if capacity else ""
     text += f", {seconds:.2f} s an epoch and a validation loss of {loss:.4f}"
-    if chosen is best:
+    if loss == best_values[2]:
         text += ", the lowest that was seen."
     else:
         text += f"; {best.label} had {best_values[2]:.4f}, a difference that the seeds do not show to be one."
