@@ -89,7 +89,8 @@ def record(path: Path, overrides: list[str]) -> None:
     memory = open_memory(device)
     dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
     assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(memory))
-    list(assembled.trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation[: 2 * config.batch.validation]))
+    validation = next(assembled.validation[0].parts(2 * config.batch.validation))
+    list(assembled.trainer.epochs(assembled.rows.gather, assembled.train, [validation]))
     trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]
     events = [
         (entry["action"], entry["addr"], entry["size"]) for entry in trace if entry["action"] in {"alloc", "free_completed", *SEGMENTS}

@@ -19,8 +19,7 @@ import torch
 
 from tft_exp.compose import compose_config
 from tft_exp.data.dataset import load_dataset
-from tft_exp.hardware import resolve_device
-from tft_exp.memory.devices import open_memory
+from tft_exp.hardware import open_device_memory, resolve_device
 from tft_exp.memory.timeline import Timeline
 from tft_exp.training.assembly import assemble
 
@@ -29,12 +28,13 @@ class Bench:
     """One configuration, ready to run; each measure returns windows a second."""
 
     def __init__(self, overrides: list[str]) -> None:
-        config = compose_config(overrides)
+        config = compose_config(["trainer.limit_train_batches=8", *overrides])
         self.config = config
         self.device = resolve_device(config.device)
         dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
-        assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(open_memory(self.device)))
+        assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(open_device_memory(config.device, self.device)))
         self.trainer, self.rows = assembled.trainer, assembled.rows
+        self.train_source, self.validation = assembled.train, assembled.validation
 
     def rate(self, work: Callable[[], int]) -> float:
         memory = self.trainer.timeline.memory
@@ -46,28 +46,26 @@ class Bench:
 
     def gather(self) -> float:
         def work() -> int:
-            for part in windows.split(self.config.batch.train):
+            for part in drawn.parts(self.config.batch.train):
                 self.rows.gather(part)
-            return len(windows)
+            return drawn.count
 
-        windows = self.rows.windows["train"][: 50 * self.config.batch.train]
+        drawn = next(self.train_source.draw(torch.Generator().manual_seed(0)).parts(50 * self.config.batch.train))
         return self.rate(work)
 
     def train(self) -> float:
-        windows = self.rows.windows["train"][: 8 * self.config.batch.train]
-
         def work() -> int:
-            self.trainer.train(self.rows.gather, windows, total_steps=1_000_000)
-            return len(windows)
+            losses = self.trainer.train(self.rows.gather, self.train_source, total_steps=1_000_000)
+            return min(len(losses) * self.config.batch.train, len(self.train_source))
 
         return self.rate(work)
 
     def validate(self) -> float:
-        windows = self.rows.windows["validation"][: 2 * self.config.batch.validation]
+        runs = next(self.validation[0].parts(2 * self.config.batch.validation))
 
         def work() -> int:
-            self.trainer.evaluate(self.rows.gather, windows, lambda tensor: tensor)
-            return len(windows)
+            self.trainer.evaluate(self.rows.gather, [runs], lambda tensor: tensor)
+            return runs.count
 
         return self.rate(work)
 

@@ -96,7 +96,7 @@ def context_mib(device: torch.device) -> float:
     config = compose_config(["device=cuda", f"device.index={device.index}", "model=base", "trainer=quick", "trainer.max_epochs=1"])
     dataset = load_dataset(config.data, config.features, lookback=config.model.lookback, horizon=config.model.horizon)
     assembled = assemble(config, dataset.rows, dataset.sizes, Timeline(open_device_memory(config.device, device)))
-    list(assembled.trainer.epochs(assembled.rows.gather, assembled.train, assembled.validation[: config.batch.validation]))
+    list(assembled.trainer.epochs(assembled.rows.gather, assembled.train, [next(assembled.validation[0].parts(config.batch.validation))]))
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     return (total - free - torch.cuda.memory_reserved(device)) / MIB

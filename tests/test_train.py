@@ -161,7 +161,7 @@ def test_compare_reads_the_sweep_back_and_draws_it(sweep: Sweep) -> None:
     done = tft_exp("compare", "--baseline", "keep", "--png", "sweep.png", cwd=sweep.folder)
     assert done.returncode == 0, done.stderr
     assert "Validation loss less that of policy=keep, paired by seed" in done.stdout
-    assert done.stdout.count("the same, bit for bit") == 4  # offload and stash, last and best epoch
+    assert done.stdout.count("the same, bit for bit") == 6  # offload and stash; in their own table by last and best epoch
     assert table_of(done.stdout).count("2 finished") == 4
     assert (sweep.folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from tft_exp.config import AuditMode, BatchConfig, Config
 from tft_exp.data.dataset import Dataset, load_dataset
+from tft_exp.data.runs import batches_of
 from tft_exp.errors import AuditError
 from tft_exp.hardware import device_name, open_device_memory, resolve_device
 from tft_exp.memory.audit import Finding
@@ -27,7 +28,7 @@ from tft_exp.report.timeline import write_timeline
 from tft_exp.tracking.provenance import code_fingerprint, code_state, installed_packages, run_fingerprint, version_tags
 from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.tracking.spool import Destination
-from tft_exp.training.assembly import assemble, validation_windows
+from tft_exp.training.assembly import assemble, runs_of, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
 from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary, shortage_metrics
 from tft_exp.training.naive import naive_qualities
@@ -311,10 +312,10 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
         device_name(memory.device, config.device),
         f"{parameters:,}",
         f"{len(train):,}",
-        f"{len(validation):,}",
+        f"{sum(alike.count for alike in validation):,}",
     )
     checkpoint = recorder.folder / "checkpoint"
-    batches = {"train": trainer.batches(len(train))[0], "validation": -(-len(validation) // config.batch.validation)}
+    batches = {"train": trainer.batches(len(train))[0], "validation": batches_of(validation, config.batch.validation)}
     with Progress(recorder.name, config.trainer.max_epochs, batches) as progress:
         trainer.on_batch = progress.advance
         trainer.on_audit = lambda audit: progressed.audited(audit, config)
@@ -331,5 +332,5 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
         load_weights(model, checkpoint)
         # As validation has it: without the state where the policy takes it away, because no more than that was seen to fit.
         with trainer.policy.around_validation(trainer.owner, model, memory) as move, timeline.phase("test", len(progressed.results)):
-            test = trainer.evaluate(rows.gather, rows.windows["test"], move)
+            test = trainer.evaluate(rows.gather, runs_of(config, rows, "test"), move)
         progressed.extra |= quality_metrics(test, "test_")

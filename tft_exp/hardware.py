@@ -8,7 +8,7 @@ import torch
 
 from tft_exp.config import DeviceConfig, DeviceKind
 from tft_exp.errors import ConfigError
-from tft_exp.memory.devices import MIB, DeviceMemory, open_memory
+from tft_exp.memory.devices import MIB, DeviceMemory, keep_freed_memory, open_memory
 from tft_exp.memory.kernels import KernelMemory
 from tft_exp.memory.virtual import VirtualMemory
 
@@ -53,6 +53,8 @@ def resolve_device(config: DeviceConfig) -> torch.device:
 
 def open_device_memory(config: DeviceConfig, device: torch.device) -> DeviceMemory:
     """The memory of the device, real or virtual. Raises ConfigError where a card cannot stand for the one asked for."""
+    if device.type == "cpu":
+        keep_freed_memory()
     if config.kind is DeviceKind.virtual:
         assert config.capacity_mib is not None
         return VirtualMemory(

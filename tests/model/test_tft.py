@@ -38,7 +38,7 @@ def build(sizes: InputSizes, *, layers: int = 2, quantiles: int = 3, dropout: fl
     )
 
 
-def draw(sizes: InputSizes, batch: int = BATCH, seed: int = 1, dtype: torch.dtype = torch.float64) -> Inputs:
+def draw(sizes: InputSizes, batch: int = BATCH, seed: int = 1, dtype: torch.dtype = torch.float64, extra: int = 0) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
 
     def reals(*shape: int) -> Tensor:
@@ -48,14 +48,14 @@ def draw(sizes: InputSizes, batch: int = BATCH, seed: int = 1, dtype: torch.dtyp
         columns = [torch.randint(c, shape, generator=generator) for c in cardinalities]
         return torch.stack(columns, dim=-1) if columns else torch.zeros(*shape, 0, dtype=torch.int64)
 
-    steps = LOOKBACK + HORIZON
+    steps, past = LOOKBACK + HORIZON + extra, LOOKBACK + extra
     return Inputs(
         reals(batch, sizes.static_reals),
         codes(sizes.static_cardinalities, batch),
         reals(batch, steps, sizes.known_reals),
         codes(sizes.known_cardinalities, batch, steps),
-        reals(batch, LOOKBACK, sizes.observed_reals),
-        codes(sizes.observed_cardinalities, batch, LOOKBACK),
+        reals(batch, past, sizes.observed_reals),
+        codes(sizes.observed_cardinalities, batch, past),
     )
 
 
@@ -103,15 +103,50 @@ def test_every_step_of_a_forecast_sees_every_observed_bar(bar: int) -> None:
 def test_every_input_matters() -> None:
     model, inputs = build(FULL).double(), draw(FULL)
     before = model(inputs)
-    for name, tensor in inputs._asdict().items():
+    for name, tensor in list(inputs._asdict().items())[:-1]:
         other = (tensor + 1) % 2 if tensor.dtype == torch.int64 else tensor + 1.0
         assert not torch.allclose(model(inputs._replace(**{name: other})), before), name
 
 
 def test_windows_of_a_batch_do_not_touch_each_other() -> None:
     model, inputs = build(FULL).double().eval(), draw(FULL, batch=4)
-    alone = torch.cat([model(Inputs(*(tensor[b : b + 1] for tensor in inputs))) for b in range(4)])
+    alone = torch.cat([model(Inputs(*(tensor[b : b + 1] for tensor in inputs[:-1]))) for b in range(4)])
     torch.testing.assert_close(model(inputs), alone)
+
+
+def as_windows(inputs: Inputs) -> Inputs:
+    """The windows of runs, each as a run of its own."""
+    extra = inputs.known_reals.shape[1] - LOOKBACK - HORIZON
+    starts = range(0, extra + 1, inputs.stride)
+
+    def cut(rows: Tensor, length: int) -> Tensor:
+        return torch.stack([run[start : start + length] for run in rows for start in starts])
+
+    return Inputs(
+        *(static.repeat_interleave(len(starts), dim=0) for static in inputs[:2]),
+        *(cut(known, LOOKBACK + HORIZON) for known in inputs[2:4]),
+        *(cut(observed, LOOKBACK) for observed in inputs[4:6]),
+    )
+
+
+@pytest.mark.parametrize("sizes", ROLES.values(), ids=ROLES.keys())
+@pytest.mark.parametrize(("windows", "stride"), [(1, 1), (4, 1), (3, 3), (2, 7)])
+def test_windows_that_share_rows_are_forecast_as_if_alone(sizes: InputSizes, windows: int, stride: int) -> None:
+    """Forecasts, weights, attention and every gradient, whether strides overlap the lookback or leave rows out."""
+    model = build(sizes).double()
+    runs = draw(sizes, batch=3, extra=(windows - 1) * stride)._replace(stride=stride)
+    alone = as_windows(runs)
+    assert alone.known_reals.shape[0] == 3 * windows
+    shared, apart = model.explain(runs), model.explain(alone)
+    for one, other in zip(shared, apart, strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(
+        *(torch.autograd.grad(out.quantiles.square().sum(), list(model.parameters()), allow_unused=True) for out in (shared, apart)),
+        strict=True,
+    ):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other)
 
 
 def test_weights_and_attention_are_shares() -> None:

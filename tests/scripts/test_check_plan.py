@@ -9,6 +9,10 @@ import pytest
 from tft_exp.compose import compose_config
 from tft_exp.data.dataset import load_dataset
 
+RAGGED = (
+    "data=bars data.path=tests/data/us_equities_daily_ragged.parquet data.time=timestamp data.entities=[symbol] data.max_gap=5d "
+    "data.on_bad_rows=drop data.on_short_entity=drop data.on_unseen_entity=drop model.lookback=20 model.horizon=3"
+)
 SAMPLE = [
     "model=tiny policy=keep optimizer=adamw",
     "model=base policy=clear_cache_every_batch optimizer=adamw",
@@ -21,6 +25,9 @@ SAMPLE = [
     "model=tiny policy=keep trainer.precision=fp16",
     "model=tiny policy=offload trainer.precision=bf16 batch.accumulate=3",
     "model=large policy=recreate optimizer=adamw",
+    # Rows that windows share: runs in training, and in validation whatever a gap or an entity's end leaves of them.
+    "model=tiny policy=keep batch.train=12 batch.run_length=4 batch.run_stride=3 trainer.limit_validation_batches=null batch.validation=64",
+    f"model=tiny policy=offload batch.train=6 batch.run_length=3 trainer.limit_validation_batches=null batch.validation=100 {RAGGED}",
 ]
 
 

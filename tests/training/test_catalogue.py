@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from tft_exp.compose import compose_config, conf_dir
 from tft_exp.config import Config, OptimizerConfig
 from tft_exp.data.dataset import load_dataset
+from tft_exp.data.runs import Runs
 from tft_exp.errors import ConfigError
 from tft_exp.memory.audit import Witness
 from tft_exp.memory.devices import DeviceMemory, ProcessMemory
@@ -41,7 +42,7 @@ def large() -> tuple[Config, nn.Module, Tensor]:
     dataset = load_dataset(config.data, config.features, lookback=8, horizon=2)
     torch.manual_seed(0)
     model = build_model(config.model, dataset.sizes)
-    model(dataset.rows.gather(dataset.rows.windows["train"][:1]).inputs).sum().backward()
+    model(dataset.rows.gather(Runs(dataset.rows.windows["train"][:1])).inputs).sum().backward()
     return config, model, dataset.rows.windows["train"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from tft_exp.compose import compose_config
 from tft_exp.config import BatchConfig, Config, Gradients, OptimizerConfig, Precision, Schedule, TrainerConfig
 from tft_exp.data.dataset import Dataset, load_dataset
+from tft_exp.data.runs import Runs, RunSource, evaluation_runs, run_source, stretches_of
 from tft_exp.errors import TrainingError
 from tft_exp.memory.audit import Verdict
 from tft_exp.memory.devices import ProcessMemory
@@ -67,7 +69,13 @@ def trainer_for(
 
 def fit(trainer: Trainer, dataset: Dataset) -> list[EpochResult]:
     torch.manual_seed(1)  # dropout's own numbers: two runs are compared, and the first one must not use the second's up
-    return list(trainer.epochs(dataset.rows.gather, dataset.rows.windows["train"], dataset.rows.windows["validation"][:96]))
+    train, validation = dataset.rows.windows["train"], dataset.rows.windows["validation"][:96]
+    return list(trainer.epochs(dataset.rows.gather, alone(train), [Runs(validation)]))
+
+
+def alone(windows: Tensor) -> RunSource:
+    """Every window as a run of its own."""
+    return run_source(windows, np.array([len(windows)]), 1, 1)
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
@@ -202,7 +210,7 @@ def test_accumulation_equals_one_large_batch(config: Config, dataset: Dataset) -
         trainer = trainer_for(calm, dataset, optimizer=sgd, batch=batch, limit_train_batches=None, gradient_clip_norm=0.05)
         trainer.model.double()
         double = dataset_in_double(dataset)
-        trainer.train(double.rows.gather, windows, total_steps=3)
+        trainer.train(double.rows.gather, alone(windows), total_steps=3)
         assert trainer.step == 3
         trained.append(weights(trainer))
     for one, other in zip(*trained, strict=True):
@@ -248,7 +256,7 @@ def test_training_learns_what_can_be_learnt() -> None:
     windows = dataset.rows.windows["train"]
     naive = naive_qualities(dataset.rows, windows, torch.tensor(config.model.quantiles), None)
     trainer = trainer_for(config, dataset, max_epochs=6, limit_train_batches=50, batch=BatchConfig(train=32, validation=256))
-    results = list(trainer.epochs(dataset.rows.gather, windows, windows))
+    results = list(trainer.epochs(dataset.rows.gather, alone(windows), [Runs(windows)]))
     assert results[-1].validation.loss < min(quality.loss for quality in naive.values())
     assert results[-1].train_loss < results[0].train_loss
     assert results[0].windows == 50 * 32
@@ -256,15 +264,18 @@ def test_training_learns_what_can_be_learnt() -> None:
     assert results[0].seconds == pytest.approx(sum(record.seconds for record in results[0].phases))
 
 
-def test_validation_loss_is_of_all_windows_whatever_the_batch(config: Config, dataset: Dataset) -> None:
+def test_validation_loss_is_of_all_windows_whatever_the_batch_and_what_it_shares(config: Config, dataset: Dataset) -> None:
     windows = dataset.rows.windows["validation"][:100]
-    qualities = [
-        trainer_for(config, dataset, batch=BatchConfig(validation=size)).evaluate(dataset.rows.gather, windows, lambda tensor: tensor)
-        for size in (7, 100)
-    ]
-    assert qualities[0].loss == pytest.approx(qualities[1].loss, rel=1e-5)
-    for quantile, risk in qualities[0].q_risk.items():
-        assert risk == pytest.approx(qualities[1].q_risk[quantile], rel=1e-5)
+    stretches = stretches_of(windows.numpy())
+    qualities = []
+    for size in (7, 100):
+        for runs in ([Runs(windows)], evaluation_runs(windows, stretches, size, dataset.rows.lookback)):
+            trainer = trainer_for(config, dataset, batch=BatchConfig(validation=size))
+            qualities.append(trainer.evaluate(dataset.rows.gather, runs, lambda tensor: tensor))
+    for quality in qualities[1:]:
+        assert quality.loss == pytest.approx(qualities[0].loss, rel=1e-5)
+        for quantile, risk in quality.q_risk.items():
+            assert risk == pytest.approx(qualities[0].q_risk[quantile], rel=1e-5)
 
 
 def test_spread_over_takes_its_share_of_the_whole(dataset: Dataset) -> None:

@@ -63,16 +63,29 @@ class ModelConfig:
 @dataclass
 class BatchConfig:
     """Windows in a training step's batch and in a validation batch, and batches whose gradients are added up before a step. With
-    `auto` a batch that does not fit is halved, and a training step adds up twice as many."""
+    `auto` a batch that does not fit is halved, and a training step adds up twice as many.
+
+    Training draws runs of `run_length` windows, `run_stride` rows apart, which share what is computed of a row, and its dropout
+    mask. With `share_rows` validation shares rows wherever its windows follow each other, which is exact."""
 
     train: int = 64
     validation: int = 256
     accumulate: int = 1
     auto: bool = False
+    run_length: int = 1
+    run_stride: int = 1
+    share_rows: bool = True
 
     def __post_init__(self) -> None:
-        for key in ("train", "validation", "accumulate"):
+        for key in ("train", "validation", "accumulate", "run_length", "run_stride"):
             require(1 <= getattr(self, key) <= 1_000_000, f"batch.{key}", getattr(self, key), "a whole number from 1 to 1000000")
+        require(
+            self.train % self.run_length == 0,
+            "batch.run_length",
+            self.run_length,
+            f"it must divide batch.train={self.train}",
+            "a batch is made of whole runs",
+        )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from tft_exp.data.panel import Panel, Repair, cut_segments, moment
 from tft_exp.data.reading import read_panel
 from tft_exp.data.report import DataReport, step_and_gaps
 from tft_exp.data.rows import WindowedRows
+from tft_exp.data.runs import stretches_of
 from tft_exp.data.windows import SPLITS, Cuts, WindowIndex, choose_cuts, index_windows
 from tft_exp.errors import ConfigError, DataError
 from tft_exp.model.inputs import InputSizes
@@ -87,6 +88,7 @@ def load_dataset(data: DataConfig, features: FeaturesConfig, *, lookback: int, h
             lookback=lookback,
             horizon=horizon,
             windows={split: torch.from_numpy(index.by_split[split]) for split in SPLITS},
+            stretches={split: stretches_of(index.by_split[split]) for split in SPLITS},
             tensors=inputs.tensors,
         ),
         sizes=inputs.sizes,

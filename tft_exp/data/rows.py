@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tft_exp.data.runs import Runs
 from tft_exp.model.inputs import Inputs
 
 
@@ -45,7 +47,8 @@ class WindowedRows:
 
     lookback: int
     horizon: int
-    windows: dict[str, Tensor]  # by split, int64 [windows, 2] of (entity, first row)
+    windows: dict[str, Tensor]  # by split, int64 [windows, 2] of (entity, first row), in order of entity and time
+    stretches: dict[str, np.ndarray]  # by split: how many windows follow each other row by row, int64 [stretches]
     tensors: InputTensors
 
     @property
@@ -59,11 +62,15 @@ class WindowedRows:
         windows = {split: move(index) for split, index in self.windows.items()}
         return replace(self, windows=windows, tensors=self.tensors.moved(move))
 
-    def gather(self, windows: Tensor) -> Batch:
-        """The batch of some windows, int64 [batch, 2] on the data's device, by indexing alone."""
-        entity, first = windows.unbind(1)
-        rows = first[:, None] + torch.arange(self.lookback + self.horizon, device=first.device)
-        past, future = rows[:, : self.lookback], rows[:, self.lookback :]
+    def gather(self, runs: Runs) -> Batch:
+        """The batch of some runs of windows, on the data's device, by indexing alone."""
+        entity, first = runs.starts.unbind(1)
+        extra = (runs.windows - 1) * runs.stride
+        steps = torch.arange(self.lookback + self.horizon + extra, device=first.device)
+        rows = first[:, None] + steps
+        past = rows[:, : self.lookback + extra]
+        future = rows[:, self.lookback :].unfold(1, self.horizon, runs.stride).flatten(0, 1)
+        of_each = entity if runs.windows == 1 else entity.repeat_interleave(runs.windows)
         t = self.tensors
         inputs = Inputs(
             t.static_reals[entity],
@@ -72,5 +79,6 @@ class WindowedRows:
             t.known_categoricals[rows],
             t.observed_reals[past],
             t.observed_categoricals[past],
+            runs.stride,
         )
-        return Batch(inputs, t.target[future], t.target_location[entity], t.target_scale[entity])
+        return Batch(inputs, t.target[future], t.target_location[of_each], t.target_scale[of_each])

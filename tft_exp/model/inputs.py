@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +38,21 @@ class InputSizes:
 
 
 class Inputs(NamedTuple):
-    """One batch of model inputs. An absent role is a tensor whose last dimension is 0.
+    """One batch of model inputs: runs of windows over rows that they share. An absent role is a tensor whose last dimension is 0.
 
-    Reals are floating point, already scaled. Categoricals are int64 codes, each in 0 .. cardinality - 1.
+    A run is one entity's rows, lookback + horizon + extra of them; its windows begin at its first row and every `stride` rows
+    later, extra / stride + 1 in all. With no extra rows a run is one window. Reals are floating point, already scaled.
+    Categoricals are int64 codes, each in 0 .. cardinality - 1.
     """
 
-    static_reals: Tensor  # [batch, static_reals]
-    static_categoricals: Tensor  # [batch, number of static categoricals]
-    known_reals: Tensor  # [batch, lookback + horizon, known_reals]
-    known_categoricals: Tensor  # [batch, lookback + horizon, number of known categoricals]
-    observed_reals: Tensor  # [batch, lookback, observed_reals]
-    observed_categoricals: Tensor  # [batch, lookback, number of observed categoricals]
+    static_reals: Tensor  # [runs, static_reals]
+    static_categoricals: Tensor  # [runs, number of static categoricals]
+    known_reals: Tensor  # [runs, lookback + horizon + extra, known_reals]
+    known_categoricals: Tensor  # [runs, lookback + horizon + extra, number of known categoricals]
+    observed_reals: Tensor  # [runs, lookback + extra, observed_reals]
+    observed_categoricals: Tensor  # [runs, lookback + extra, number of observed categoricals]
+    stride: int = 1
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same inputs, every tensor brought elsewhere by `move`."""
+        return Inputs._make([*map(move, self[:-1]), self.stride])

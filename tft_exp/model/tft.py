@@ -16,11 +16,11 @@ from tft_exp.model.quantiles import QuantileHead
 class Explanation(NamedTuple):
     """A forecast and what it was made from. Weights of an absent role have a last dimension of 0."""
 
-    quantiles: Tensor  # [batch, horizon, quantiles]
-    static_weights: Tensor  # [batch, static], each row sums to 1
-    past_weights: Tensor  # [batch, lookback, known + observed]
-    future_weights: Tensor  # [batch, horizon, known]
-    attention: Tensor  # [batch, horizon, lookback + horizon], the mean over heads
+    quantiles: Tensor  # [windows, horizon, quantiles]
+    static_weights: Tensor  # [windows, static], each row sums to 1
+    past_weights: Tensor  # [windows, lookback, known + observed]
+    future_weights: Tensor  # [windows, horizon, known]
+    attention: Tensor  # [windows, horizon, lookback + horizon], the mean over heads
 
 
 class TemporalFusionTransformer(nn.Module):
@@ -29,6 +29,9 @@ class TemporalFusionTransformer(nn.Module):
     Variables are ordered reals before categoricals within a role, and past variables are the known ones before the
     observed ones: known reals, known categoricals, observed reals, observed categoricals. Any role may be absent, but
     not known and observed both: ValueError.
+
+    What a row goes through before the LSTM does not depend on the window that it is in (its context is its entity's), and is
+    done once for all windows of a run. Without dropout that is exact; with it the windows of a run share a row's mask.
     """
 
     def __init__(
@@ -76,17 +79,20 @@ class TemporalFusionTransformer(nn.Module):
         self.head = QuantileHead(hidden_size, quantiles)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Quantile forecasts, [batch, horizon, quantiles], in the scale of the inputs' target and rising."""
+        """Quantile forecasts, [windows, horizon, quantiles], run by run, in the scale of the inputs' target and rising."""
         return self.explain(inputs).quantiles
 
     def explain(self, inputs: Inputs) -> Explanation:
         """The forecast with its variable selection weights (eq. 6) and attention (eq. 14-16)."""
-        batch, lookback, horizon = inputs.known_reals.shape[0], self.lookback, self.horizon
+        lookback, stride = self.lookback, inputs.stride
         static, static_weights = self._static(inputs)
         selecting = enriching = hidden = cell = None
         if self.contexts is not None and static is not None:
             selecting, hidden, cell, enriching = (context(static) for context in self.contexts)
-        past, past_weights, future, future_weights = self._select(inputs, selecting)
+        of_past, past_weights, of_future, future_weights = self._select(inputs, selecting)
+        past, future = cut_windows(of_past, lookback, stride), cut_windows(of_future, self.horizon, stride)
+        windows = past.shape[0] // of_past.shape[0]
+        hidden, cell, enriching = (_each(context, windows) for context in (hidden, cell, enriching))
 
         # Section 4.5.1: the contexts are the first states of every layer.
         states = None
@@ -102,14 +108,14 @@ class TemporalFusionTransformer(nn.Module):
         output = self.output_gate(self.positionwise(attended), temporal[:, lookback:])
         return Explanation(
             self.head(output),
-            static_weights,
-            past_weights.view(batch, lookback, -1),
-            future_weights.view(batch, horizon, -1),
+            static_weights.repeat_interleave(windows, dim=0),
+            cut_windows(past_weights, lookback, stride),
+            cut_windows(future_weights, self.horizon, stride),
             attention,
         )
 
     def _static(self, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
-        """The selected static vector, [batch, hidden], or None, and its weights."""
+        """The selected static vector, [runs, hidden], or None, and its weights."""
         if self.static_selection is None:
             return None, inputs.static_reals[:, :0]
         embedded = torch.cat(self.static_embedding(inputs.static_reals, inputs.static_categoricals), dim=1)
@@ -117,29 +123,38 @@ class TemporalFusionTransformer(nn.Module):
         return selected, weights
 
     def _select(self, inputs: Inputs, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Selected past [batch, lookback, hidden] and future [batch, horizon, hidden], each with its weights by row."""
-        lookback, horizon = self.lookback, self.horizon
-        batch = inputs.known_reals.shape[0]
-        past_known = [inputs.known_reals[:, :lookback], inputs.known_categoricals[:, :lookback]]
-        observed = [inputs.observed_reals, inputs.observed_categoricals]
+        """Selected past [runs, lookback + extra, hidden] and future [runs, horizon + extra, hidden], each with its weights."""
+        known = inputs.known_reals, inputs.known_categoricals
+        steps = inputs.known_reals.shape[1] - self.horizon  # of the past; as many rows later begins what is no window's past
         embedded = torch.cat(
             [
-                *self.known_embedding(*(part.flatten(0, 1) for part in past_known)),
-                *self.observed_embedding(*(part.flatten(0, 1) for part in observed)),
+                *self.known_embedding(*(part[:, :steps].flatten(0, 1) for part in known)),
+                *self.observed_embedding(inputs.observed_reals.flatten(0, 1), inputs.observed_categoricals.flatten(0, 1)),
             ],
             dim=1,
         )
-        past, past_weights = self.past_selection(embedded, _by_row(context, lookback))
-        past = past.view(batch, lookback, -1)
+        past, past_weights = _by_row(self.past_selection, embedded, context, steps)
+        future_steps = inputs.known_reals.shape[1] - self.lookback
         if self.future_selection is None:
-            nothing = past.new_zeros(batch, horizon, self.hidden_size)
-            return past, past_weights, nothing, nothing[..., :0].flatten(0, 1)
-        future_known = [inputs.known_reals[:, lookback:], inputs.known_categoricals[:, lookback:]]
-        embedded = torch.cat(self.known_embedding(*(part.flatten(0, 1) for part in future_known)), dim=1)
-        future, future_weights = self.future_selection(embedded, _by_row(context, horizon))
-        return past, past_weights, future.view(batch, horizon, -1), future_weights
+            nothing = past.new_zeros(len(past), future_steps, self.hidden_size)
+            return past, past_weights, nothing, nothing[..., :0]
+        embedded = torch.cat(self.known_embedding(*(part[:, self.lookback :].flatten(0, 1) for part in known)), dim=1)
+        return past, past_weights, *_by_row(self.future_selection, embedded, context, future_steps)
 
 
-def _by_row(context: Tensor | None, steps: int) -> Tensor | None:
-    """A context of each window, [batch, hidden], for each of its rows, [batch * steps, hidden]."""
-    return None if context is None else context.repeat_interleave(steps, dim=0)
+def _by_row(selection: VariableSelection, embedded: Tensor, context: Tensor | None, steps: int) -> tuple[Tensor, Tensor]:
+    """Select for `embedded` [runs * steps, variables, hidden], each row with its run's context; by run again."""
+    selected, weights = selection(embedded, _each(context, steps))
+    return selected.unflatten(0, (-1, steps)), weights.unflatten(0, (-1, steps))
+
+
+def _each(context: Tensor | None, times: int) -> Tensor | None:
+    """A context of each run, [runs, hidden], for each of its rows or windows."""
+    return context if context is None or times == 1 else context.repeat_interleave(times, dim=0)
+
+
+def cut_windows(rows: Tensor, length: int, stride: int) -> Tensor:
+    """[runs, rows, width] to every window of `length` rows, `stride` apart: [runs * windows, length, width]."""
+    if rows.shape[1] == length:
+        return rows
+    return rows.unfold(1, length, stride).transpose(2, 3).flatten(0, 1)

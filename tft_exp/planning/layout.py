@@ -36,7 +36,7 @@ def lay_out(rehearsal: Rehearsal, config: Config, shape: DataShape, speed: CardS
         context_mib=float(device.context_mib) if device.kind in (DeviceKind.cuda, DeviceKind.virtual) else 0.0,
         host_peak_mib=rehearsal.host_peak / MIB,
         parameters=rehearsal.parameters,
-        train_windows=shape.windows["train"],
+        train_windows=shape.windows("train"),
         window_seconds=_window_seconds(rehearsal, config, shape, speed),
         assumed=shape.assumed,
     )
@@ -87,13 +87,10 @@ def _window_seconds(rehearsal: Rehearsal, config: Config, shape: DataShape, spee
     """Predicted seconds of one training window with its share of an epoch's validation and policy."""
     seconds = {interval: work.seconds(speed) for interval, work in rehearsal.work.items()}
     batch, trainer = config.batch, config.trainer
-    batches = -(-shape.windows["train"] // batch.train)
-    validated = -(-shape.windows["validation"] // batch.validation)
+    batches = -(-shape.windows("train") // batch.train)
     if trainer.limit_train_batches is not None:
         batches = min(batches, trainer.limit_train_batches)
-    if trainer.limit_validation_batches is not None:
-        validated = min(validated, trainer.limit_validation_batches)
     training = (seconds.get(FIRST, 0.0) + seconds.get(LATER, 0.0)) / rehearsal.batches["train"] * batches
-    validation = seconds.get("validation", 0.0) / rehearsal.batches["validation"] * validated
+    validation = seconds.get("validation", 0.0) / rehearsal.batches["validation"] * rehearsal.validation_batches
     policy = (seconds.get("before_validation", 0.0) + seconds.get("after_validation", 0.0)) / rehearsal.epochs
-    return (training + validation + policy) / min(shape.windows["train"], batches * batch.train)
+    return (training + validation + policy) / min(shape.windows("train"), batches * batch.train)

@@ -98,7 +98,7 @@ def halved(config: Config, phase: str) -> Config | None:
             batch=replace(batch, validation=batch.validation // 2),
             trainer=replace(trainer, limit_validation_batches=limit and limit * 2),
         )
-    if phase in ("train", "between phases") and batch.train % 2 == 0:
+    if phase in ("train", "between phases") and batch.train % (2 * batch.run_length) == 0:
         limit = trainer.limit_train_batches
         return replace(
             config,

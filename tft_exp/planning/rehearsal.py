@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tft_exp.config import Config
 from tft_exp.data.rows import InputTensors, WindowedRows
+from tft_exp.data.runs import batches_of
 from tft_exp.hardware import kernel_memory, planned_device
 from tft_exp.memory.ledger import Kind, Place
 from tft_exp.memory.timeline import Timeline
@@ -52,6 +54,7 @@ class Rehearsal:
     parameters: int
     work: dict[str, Work]
     batches: dict[str, int]
+    validation_batches: int  # of a run's epoch
     epochs: int
 
 
@@ -89,6 +92,7 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
                 timeline.begin(BETWEEN)
                 more_steps = min(MORE_STEPS, trainer.batches(len(assembled.train))[1] - BATCHES)
                 more_epochs = min(MORE_EPOCHS, config.trainer.max_epochs - EPOCHS)
+                validation_batches = batches_of(assembled.validation, config.batch.validation)
                 parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     finally:
         gc.unfreeze()
@@ -100,6 +104,7 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
         parameters=parameters,
         work=dict(timeline.meter.by_interval),
         batches=batches,
+        validation_batches=validation_batches,
         epochs=short.trainer.max_epochs,
     )
 
@@ -197,5 +202,6 @@ def fake_rows(shape: DataShape, lookback: int, horizon: int) -> WindowedRows:
         target_location=torch.empty(entities),
         target_scale=torch.empty(entities),
     )
-    windows = {split: table(count, 2, torch.int64) for split, count in shape.windows.items()}
-    return WindowedRows(lookback, horizon, windows, tensors)
+    windows = {split: table(shape.windows(split), 2, torch.int64) for split in shape.stretches}
+    stretches = {split: np.repeat(*np.array(found, dtype=np.int64).reshape(-1, 2).T) for split, found in shape.stretches.items()}
+    return WindowedRows(lookback, horizon, windows, stretches, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,20 +17,24 @@ from tft_exp.planning.plan import Assumed
 
 @dataclass(frozen=True)
 class DataShape:
-    """`windows` by split. `assumed` says in words what was not read from the data."""
+    """`stretches` has by split how many windows follow each other row by row, and how often: (windows, times), rising. `assumed`
+    says in words what was not read from the data."""
 
     sizes: InputSizes
     rows: int
     entities: int
-    windows: Mapping[str, int]
+    stretches: Mapping[str, tuple[tuple[int, int], ...]]
     assumed: tuple[str, ...] = field(default=(), compare=False)
+
+    def windows(self, split: str) -> int:
+        return sum(windows * times for windows, times in self.stretches[split])
 
 
 def shape_of(dataset: Dataset) -> DataShape:
     """The shape of data that was loaded."""
     tensors = dataset.rows.tensors
-    windows = {split: len(index) for split, index in dataset.rows.windows.items()}
-    return DataShape(dataset.sizes, len(tensors.target), len(tensors.target_location), windows)
+    stretches = {split: tuple(sorted(Counter(found.tolist()).items())) for split, found in dataset.rows.stretches.items()}
+    return DataShape(dataset.sizes, len(tensors.target), len(tensors.target_location), stretches)
 
 
 def shape_from_roles(data: DataConfig, features: FeaturesConfig, model: ModelConfig, assumed: Assumed) -> DataShape:
@@ -56,7 +61,9 @@ def shape_from_roles(data: DataConfig, features: FeaturesConfig, model: ModelCon
     validation = max(1, round(rows * data.validation_fraction))
     length = model.lookback + model.horizon
     windows = {"train": max(1, rows - test - validation - length + 1), "validation": validation, "test": test}
-    return DataShape(_sizes(roles, cardinalities), rows, entities, windows, tuple(told))
+    # As if entities were alike and without a gap: where windows follow each other, validation shares rows.
+    stretches = {split: ((-(-count // entities), entities),) for split, count in windows.items()}
+    return DataShape(_sizes(roles, cardinalities), rows, entities, stretches, tuple(told))
 
 
 def _sizes(roles: Roles, cardinalities: Mapping[str, int]) -> InputSizes:

@@ -56,7 +56,7 @@ def open_store(uri: str | None, home: str, experiment: str, *, create: bool = Tr
 
 def _open(uri: str, experiment: str, home: Path, create: bool, artifacts: str | None) -> Store:
     # A person waits for the answer of a wrong address; MLflow's own five tries take minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

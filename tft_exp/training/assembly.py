@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tft_exp.config import Config, ModelConfig
 from tft_exp.data.rows import WindowedRows
+from tft_exp.data.runs import Runs, RunSource, evaluation_runs, run_source
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
 from tft_exp.memory.tensors import carry_module
 from tft_exp.memory.timeline import Timeline
@@ -20,15 +21,12 @@ from tft_exp.training.trainer import Trainer, spread_over
 
 @dataclass(frozen=True)
 class Assembled:
-    """A trainer, and on its device the rows and the windows to train on and to validate, int64 [windows, 2]."""
+    """A trainer, and on its device the rows, where runs of windows to train on are drawn from, and those to validate."""
 
     trainer: Trainer
     rows: WindowedRows
-    validation: Tensor
-
-    @property
-    def train(self) -> Tensor:
-        return self.rows.windows["train"]
+    train: RunSource
+    validation: list[Runs]
 
 
 def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Timeline) -> Assembled:
@@ -37,7 +35,9 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
     with timeline.phase("setup"):
         torch.manual_seed(config.seed)
         placed = rows.moved(memory.put)
-        validation = validation_windows(config, placed)
+        batch = config.batch
+        train = run_source(placed.windows["train"], placed.stretches["train"], batch.run_length, batch.run_stride)
+        validation = runs_of(config, placed, "validation")
         model = build_model(config.model, sizes)
         carry_module(model, memory.put)
         memory.observe(model)
@@ -56,13 +56,21 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
         gradients=config.gradients.release,
         rewarmup_steps=config.policy.rewarmup_steps,
     )
-    return Assembled(trainer, placed, validation)
+    return Assembled(trainer, placed, train, validation)
 
 
 def validation_windows(config: Config, rows: WindowedRows) -> Tensor:
     """The windows that validation runs over, int64 [windows, 2]: all, or as many as its batches are limited to."""
     most = config.trainer.limit_validation_batches
     return spread_over(rows.windows["validation"], most and most * config.batch.validation)
+
+
+def runs_of(config: Config, rows: WindowedRows, split: str) -> list[Runs]:
+    """The windows of validation or test, in runs that share rows where that is wanted and they follow each other."""
+    windows = validation_windows(config, rows) if split == "validation" else rows.windows[split]
+    if not config.batch.share_rows or len(windows) < len(rows.windows[split]):
+        return [Runs(windows)]
+    return evaluation_runs(windows, rows.stretches[split], config.batch.validation, rows.lookback)
 
 
 def build_model(shape: ModelConfig, sizes: InputSizes) -> TemporalFusionTransformer:

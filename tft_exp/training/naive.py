@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tft_exp.data.rows import WindowedRows
+from tft_exp.data.runs import Runs
 from tft_exp.training.trainer import Quality, QualityMeter
 
 SAMPLED_WINDOWS = 20_000
@@ -30,7 +31,7 @@ def _quality(rows: WindowedRows, windows: Tensor, quantiles: Tensor, season: int
     spread = torch.quantile(distance, quantiles.to(distance), dim=0).T  # [horizon, quantiles]
     meter = QualityMeter(quantiles)
     for part in windows.split(CHUNK):
-        meter.update(_anchor(rows, part, season)[..., None] + spread, rows.gather(part))
+        meter.update(_anchor(rows, part, season)[..., None] + spread, rows.gather(Runs(part)))
     return meter.result()
 
 

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
 
 from tft_exp.config import BatchConfig, Gradients, OptimizerConfig, Precision, TrainerConfig
 from tft_exp.data.rows import Batch
+from tft_exp.data.runs import Runs, RunSource
 from tft_exp.errors import TrainingError
 from tft_exp.memory.audit import Audit, Finding, Witness
 from tft_exp.memory.devices import DeviceMemory
 from tft_exp.memory.policies import Move, OptimizerOwner, Policy, step_in_backward
 from tft_exp.memory.tensors import state_tensors
 from tft_exp.memory.timeline import PhaseRecord, Timeline
-from tft_exp.model.inputs import Inputs
 from tft_exp.model.quantiles import QuantileRisk, quantile_loss
 from tft_exp.training.optimizers import learning_rate_at, set_learning_rate
 
 AUTOCAST = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
-# Gathers the batch of some windows, an int64 tensor [batch, 2]; data.rows.WindowedRows.gather in a run.
-Gather = Callable[[Tensor], Batch]
+# Gathers the batch of some runs of windows; data.rows.WindowedRows.gather in a run.
+Gather = Callable[[Runs], Batch]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class EpochResult:
 
 @dataclass
 class Trainer:
-    """Trains `model` on windows, an int64 tensor [windows, 2] for training and one for validation.
+    """Trains `model` on runs of windows drawn anew every epoch, and validates it on others.
 
     `on_batch` is called with the phase's name after every batch and its step, without waiting for the device; `on_audit` before every
     validation, and what it raises ends the training.
@@ -121,7 +122,7 @@ class Trainer:
             batches = min(batches, self.config.limit_train_batches)
         return batches, math.ceil(batches / self.batch.accumulate)
 
-    def epochs(self, gather: Gather, train: Tensor, validation: Tensor) -> Iterator[EpochResult]:
+    def epochs(self, gather: Gather, train: RunSource, validation: Sequence[Runs]) -> Iterator[EpochResult]:
         """Run epoch after epoch; what the caller does between two of them is in no timed or measured phase.
 
         Raises TrainingError where a loss is no finite number, and whatever the device raises when memory runs out.
@@ -175,17 +176,17 @@ class Trainer:
         self.on_audit(self.audit)
         return move
 
-    def train(self, gather: Gather, windows: Tensor, total_steps: int) -> Tensor:
-        """One pass over shuffled windows; the loss of every batch, on the device, [batches]."""
+    def train(self, gather: Gather, source: RunSource, total_steps: int) -> Tensor:
+        """One pass over runs drawn from `source`; the loss of every batch, on the device, [batches]."""
         self.model.train()
-        batches, _ = self.batches(len(windows))
-        order = torch.randperm(len(windows), generator=self.order)[: batches * self.batch.train]
-        shuffled = windows[order.to(windows.device)]
+        batches, _ = self.batches(len(source))
+        drawn = next(source.draw(self.order).parts(batches * self.batch.train))
         losses = torch.full((batches,), math.nan, device=self.device)
         index = 0
-        for of_step in self._parts(shuffled, self.batch.train * self.batch.accumulate):
+        for of_step in islice(drawn.parts(self.batch.train * self.batch.accumulate), self.rehearse):
             self._set_learning_rate(total_steps)
-            for number, of_batch in enumerate(batches_of_step := list(self._parts(of_step, self.batch.train)), start=1):
+            batches_of_step = list(islice(of_step.parts(self.batch.train), self.rehearse))
+            for number, of_batch in enumerate(batches_of_step, start=1):
                 # Weighted by its share of the step's windows, so that accumulation equals one large batch.
                 loss = self._loss(gather(of_batch))
                 self.scaler.scale(loss * (len(of_batch) / len(of_step))).backward()
@@ -195,11 +196,6 @@ class Trainer:
                     self._optimizer_step()
                 self._after_batch("train")
         return losses
-
-    def _parts(self, windows: Tensor, size: int) -> Iterator[Tensor]:
-        """Windows in parts of `size`, the last one what is left; in a rehearsal the first ones alone."""
-        for begin in range(0, len(windows), size)[: self.rehearse]:
-            yield windows[begin : begin + size]
 
     def _loss(self, batch: Batch) -> Tensor:
         with torch.autocast(self.device.type, AUTOCAST[self.config.precision], enabled=self.config.precision is not Precision.fp32):
@@ -240,13 +236,15 @@ class Trainer:
         self.step += 1
         self._steps_since_build += 1
 
-    def evaluate(self, gather: Gather, windows: Tensor, move: Move) -> Quality:
-        """Forecast quality over `windows`, int64 [windows, 2]; `move` brings each batch to where the model is."""
+    def evaluate(self, gather: Gather, runs: Sequence[Runs], move: Move) -> Quality:
+        """Forecast quality over the windows of `runs`; `move` brings each batch to where the model is. A rehearsal has the first
+        batches of the first two kinds of runs, among which are the largest."""
         self.model.eval()
         score = QualityMeter(move(self.quantiles))
         precision = self.config.precision
         with torch.no_grad():
-            for part in self._parts(windows, self.batch.validation):
+            parts = [islice(alike.parts(self.batch.validation), self.rehearse) for alike in runs[: self.rehearse]]
+            for part in chain.from_iterable(parts):
                 batch = batch_to(gather(part), move)
                 with torch.autocast(batch.target.device.type, AUTOCAST[precision], enabled=precision is not Precision.fp32):
                     forecast = self.model(batch.inputs)
@@ -267,7 +265,7 @@ class Trainer:
 
 def batch_to(batch: Batch, move: Move) -> Batch:
     """The batch with every tensor moved."""
-    return Batch(Inputs(*map(move, batch.inputs)), move(batch.target), move(batch.location), move(batch.scale))
+    return Batch(batch.inputs.moved(move), move(batch.target), move(batch.location), move(batch.scale))
 
 
 def spread_over(windows: Tensor, most: int | None) -> Tensor:
