@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from tft_exp.config import AuditMode, BatchConfig, Config
+from tft_exp.config import Activations, AuditMode, BatchConfig, Config
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.data.runs import batches_of
 from tft_exp.errors import AuditError
@@ -100,6 +100,8 @@ def _prepare(config: Config, job: Job) -> Ready:
     reason = idle_on(config.policy.residency.value, memory)
     if reason is not None:
         log.warning("note: %s", reason)
+    if config.model.activations is Activations.offload and not memory.has_host:
+        log.warning("note: model.activations=offload keeps activations where they are: host memory is the device's own")
     code_tags, diff = code_state()
     tags = {
         **code_tags,

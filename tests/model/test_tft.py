@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,9 @@ ROLES = {
 }
 
 
-def build(sizes: InputSizes, *, layers: int = 2, quantiles: int = 3, dropout: float = 0.0, hidden: int = 8) -> TemporalFusionTransformer:
+def build(
+    sizes: InputSizes, *, layers: int = 2, quantiles: int = 3, dropout: float = 0.0, hidden: int = 8, **more: Any
+) -> TemporalFusionTransformer:
     torch.manual_seed(0)
     levels = [(i + 1) / (quantiles + 1) for i in range(quantiles)]
     return TemporalFusionTransformer(
@@ -35,6 +39,7 @@ def build(sizes: InputSizes, *, layers: int = 2, quantiles: int = 3, dropout: fl
         lookback=LOOKBACK,
         horizon=HORIZON,
         quantiles=levels,
+        **more,
     )
 
 
@@ -147,6 +152,29 @@ def test_windows_that_share_rows_are_forecast_as_if_alone(sizes: InputSizes, win
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("sizes", ROLES.values(), ids=ROLES.keys())
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_computed_again_is_the_same(sizes: InputSizes, recompute: bool) -> None:
+    """Whole chunks and a broken one, of several runs; with dropout in one piece, whose masks must be drawn again alike."""
+    for dropout, chunk_rows in ((0.0, 7), (0.3, 10_000)):
+        kept, again = (
+            build(sizes, dropout=dropout).double(),
+            build(sizes, dropout=dropout, chunk_rows=chunk_rows, recompute=recompute).double(),
+        )
+        inputs = draw(sizes, batch=3, extra=4)
+        results = []
+        for model in (kept, again):
+            torch.manual_seed(5)
+            forecast = model(inputs)
+            results.append([forecast, *torch.autograd.grad(forecast.square().sum(), list(model.parameters()), allow_unused=True)])
+        for one, other in zip(*results, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other)
+        with torch.no_grad():
+            torch.testing.assert_close(kept.eval()(inputs), again.eval()(inputs))
 
 
 def test_weights_and_attention_are_shares() -> None:

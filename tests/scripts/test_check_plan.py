@@ -25,6 +25,9 @@ SAMPLE = [
     "model=tiny policy=keep trainer.precision=fp16",
     "model=tiny policy=offload trainer.precision=bf16 batch.accumulate=3",
     "model=large policy=recreate optimizer=adamw",
+    "model=small policy=keep model.activations=stream batch.train=64 batch.validation=64",
+    "model=small policy=keep model.activations=recompute trainer.precision=bf16",
+    "model=small policy=offload model.activations=offload gradients=in_backward trainer.gradient_clip_norm=null",
     # Rows that windows share: runs in training, and in validation whatever a gap or an entity's end leaves of them.
     "model=tiny policy=keep batch.train=12 batch.run_length=4 batch.run_stride=3 trainer.limit_validation_batches=null batch.validation=64",
     f"model=tiny policy=offload batch.train=6 batch.run_length=3 trainer.limit_validation_batches=null batch.validation=100 {RAGGED}",

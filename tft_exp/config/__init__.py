@@ -9,9 +9,20 @@ from tft_exp.config.checks import require
 from tft_exp.config.data import BarColumns, DataConfig, FeaturesConfig, FeatureSet, OnBad, OnDuplicates, Scaling
 from tft_exp.config.optimization import Gradients, GradientsConfig, OptimizerConfig, OptimizerKind, PolicyConfig, Residency, StateFormat
 from tft_exp.config.sweep import OnFailure, SweepConfig
-from tft_exp.config.training import BatchConfig, DeviceConfig, DeviceKind, ModelConfig, Precision, Schedule, TrackingConfig, TrainerConfig
+from tft_exp.config.training import (
+    Activations,
+    BatchConfig,
+    DeviceConfig,
+    DeviceKind,
+    ModelConfig,
+    Precision,
+    Schedule,
+    TrackingConfig,
+    TrainerConfig,
+)
 
 __all__ = [
+    "Activations",
     "AuditMode",
     "BarColumns",
     "BatchConfig",

@@ -29,9 +29,18 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
+class Activations(Enum):
+    keep = "keep"
+    stream = "stream"
+    recompute = "recompute"
+    offload = "offload"
+
+
 @dataclass
 class ModelConfig:
-    """Shape of the Temporal Fusion Transformer."""
+    """Shape of the Temporal Fusion Transformer, and what becomes of its activations until the backward pass: kept; those before
+    the LSTM computed in chunks of rows and again in the backward pass (stream), those after it, too (recompute); or taken to
+    host memory and back (offload)."""
 
     hidden_size: int = 32
     attention_heads: int = 4
@@ -40,6 +49,7 @@ class ModelConfig:
     lookback: int = 60
     horizon: int = 10
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    activations: Activations = Activations.keep
 
     def __post_init__(self) -> None:
         for key, most in (("hidden_size", 8192), ("attention_heads", 256), ("lstm_layers", 16), ("lookback", 100_000), ("horizon", 10_000)):

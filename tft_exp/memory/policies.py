@@ -8,12 +8,13 @@ back: the run is over, and bringing state back onto a full device would hide the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from tft_exp.memory.devices import MIB, DeviceMemory
@@ -237,3 +238,14 @@ def step_in_backward(model: nn.Module, step: Callable[[Sequence[Tensor]], None])
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(on_gradient)
+
+
+def kept_on_host(model: nn.Module, memory: DeviceMemory) -> AbstractContextManager[object]:
+    """Within it, what a forward pass keeps for the backward pass lies in host memory until then; parameters stay. Where host
+    memory is the device's own, it does nothing."""
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        return tensor if tensor.untyped_storage()._cdata in parameters else memory.fetch(tensor)
+
+    return saved_tensors_hooks(pack, memory.put) if memory.has_host else nullcontext()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tft_exp.model.blocks import GateAddNorm, GatedResidualNetwork, InterpretableAttention, VariableEmbedding, VariableSelection
 from tft_exp.model.inputs import Inputs, InputSizes
@@ -32,6 +34,9 @@ class TemporalFusionTransformer(nn.Module):
 
     What a row goes through before the LSTM does not depend on the window that it is in (its context is its entity's), and is
     done once for all windows of a run. Without dropout that is exact; with it the windows of a run share a row's mask.
+
+    With `chunk_rows` that is done so many rows at a time, and done again in the backward pass instead of being kept; with
+    `recompute` what follows the LSTM is, too. Both change no value.
     """
 
     def __init__(
@@ -45,8 +50,11 @@ class TemporalFusionTransformer(nn.Module):
         lookback: int,
         horizon: int,
         quantiles: Sequence[float],
+        chunk_rows: int | None = None,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        self.chunk_rows, self.recompute = chunk_rows, recompute
         if sizes.known + sizes.observed == 0:
             raise ValueError("a model needs at least one known or observed variable")
         self.sizes, self.hidden_size, self.lookback, self.horizon = sizes, hidden_size, lookback, horizon
@@ -100,19 +108,23 @@ class TemporalFusionTransformer(nn.Module):
             states = tuple(state.expand(self.lstm_layers, -1, -1).contiguous() for state in (hidden, cell))
         encoded, states = self.encoder(past, states)
         decoded, _ = self.decoder(future, states)
-        temporal = self.lstm_gate(torch.cat([encoded, decoded], dim=1), torch.cat([past, future], dim=1))
-
-        enriched = self.enrichment(temporal, None if enriching is None else enriching[:, None])
-        attended, attention = self.attention(enriched)
-        attended = self.attention_gate(attended, enriched[:, lookback:])
-        output = self.output_gate(self.positionwise(attended), temporal[:, lookback:])
+        quantiles, attention = again_if(self.recompute, self._decode, past, future, encoded, decoded, enriching)
         return Explanation(
-            self.head(output),
+            quantiles,
             static_weights.repeat_interleave(windows, dim=0),
             cut_windows(past_weights, lookback, stride),
             cut_windows(future_weights, self.horizon, stride),
             attention,
         )
+
+    def _decode(self, past: Tensor, future: Tensor, encoded: Tensor, decoded: Tensor, enriching: Tensor | None) -> tuple[Tensor, Tensor]:
+        """From the LSTM's outputs to quantiles and attention (sections 4.5.1 to 4.6)."""
+        temporal = self.lstm_gate(torch.cat([encoded, decoded], dim=1), torch.cat([past, future], dim=1))
+        enriched = self.enrichment(temporal, None if enriching is None else enriching[:, None])
+        attended, attention = self.attention(enriched)
+        attended = self.attention_gate(attended, enriched[:, self.lookback :])
+        output = self.output_gate(self.positionwise(attended), temporal[:, self.lookback :])
+        return self.head(output), attention
 
     def _static(self, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
         """The selected static vector, [runs, hidden], or None, and its weights."""
@@ -125,27 +137,46 @@ class TemporalFusionTransformer(nn.Module):
     def _select(self, inputs: Inputs, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Selected past [runs, lookback + extra, hidden] and future [runs, horizon + extra, hidden], each with its weights."""
         known = inputs.known_reals, inputs.known_categoricals
+        observed = inputs.observed_reals, inputs.observed_categoricals
         steps = inputs.known_reals.shape[1] - self.horizon  # of the past; as many rows later begins what is no window's past
-        embedded = torch.cat(
-            [
-                *self.known_embedding(*(part[:, :steps].flatten(0, 1) for part in known)),
-                *self.observed_embedding(inputs.observed_reals.flatten(0, 1), inputs.observed_categoricals.flatten(0, 1)),
-            ],
-            dim=1,
-        )
-        past, past_weights = _by_row(self.past_selection, embedded, context, steps)
-        future_steps = inputs.known_reals.shape[1] - self.lookback
+        past, past_weights = self._by_row(self._select_past, [*(part[:, :steps] for part in known), *observed], context)
+        future = [part[:, self.lookback :] for part in known]
         if self.future_selection is None:
-            nothing = past.new_zeros(len(past), future_steps, self.hidden_size)
+            nothing = past.new_zeros(len(past), future[0].shape[1], self.hidden_size)
             return past, past_weights, nothing, nothing[..., :0]
-        embedded = torch.cat(self.known_embedding(*(part[:, self.lookback :].flatten(0, 1) for part in known)), dim=1)
-        return past, past_weights, *_by_row(self.future_selection, embedded, context, future_steps)
+        return past, past_weights, *self._by_row(self._select_future, future, context)
+
+    def _by_row(self, select: Callable[..., tuple[Tensor, Tensor]], parts: list[Tensor], context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Select for `parts`, each [runs, steps, variables], every row with its run's context; [runs, steps, ...] again."""
+        steps = parts[0].shape[1]
+        rows = [part.flatten(0, 1) for part in parts]
+        contexts = _each(context, steps)
+        if self.chunk_rows is None or len(rows[0]) <= self.chunk_rows:
+            selected, weights = again_if(self.chunk_rows is not None, select, contexts, *rows)
+        else:
+            chunks = zip(*(part.split(self.chunk_rows) for part in rows), strict=True)
+            of_chunks = repeat(None) if contexts is None else contexts.split(self.chunk_rows)
+            found = [again_if(True, select, own, *chunk) for own, chunk in zip(of_chunks, chunks, strict=False)]
+            selected, weights = (torch.cat(column) for column in zip(*found, strict=True))
+        return selected.unflatten(0, (-1, steps)), weights.unflatten(0, (-1, steps))
+
+    def _select_past(self, context: Tensor | None, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = torch.cat([*self.known_embedding(*rows[:2]), *self.observed_embedding(*rows[2:])], dim=1)
+        selected: tuple[Tensor, Tensor] = self.past_selection(embedded, context)
+        return selected
+
+    def _select_future(self, context: Tensor | None, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.future_selection is not None
+        selected: tuple[Tensor, Tensor] = self.future_selection(torch.cat(self.known_embedding(*rows), dim=1), context)
+        return selected
 
 
-def _by_row(selection: VariableSelection, embedded: Tensor, context: Tensor | None, steps: int) -> tuple[Tensor, Tensor]:
-    """Select for `embedded` [runs * steps, variables, hidden], each row with its run's context; by run again."""
-    selected, weights = selection(embedded, _each(context, steps))
-    return selected.unflatten(0, (-1, steps)), weights.unflatten(0, (-1, steps))
+def again_if(recompute: bool, function: Callable[..., tuple[Tensor, Tensor]], *arguments: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the function returns; with `recompute`, where gradients are wanted, without keeping what its backward pass needs."""
+    if not (recompute and torch.is_grad_enabled()):
+        return function(*arguments)
+    found: tuple[Tensor, Tensor] = checkpoint(function, *arguments, use_reentrant=False)
+    return found
 
 
 def _each(context: Tensor | None, times: int) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tft_exp.config import Config, ModelConfig
+from tft_exp.config import Activations, Config, ModelConfig
 from tft_exp.data.rows import WindowedRows
 from tft_exp.data.runs import Runs, RunSource, evaluation_runs, run_source
 from tft_exp.memory.policies import POLICIES, OptimizerOwner
@@ -17,6 +17,9 @@ from tft_exp.model.inputs import InputSizes
 from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.training.optimizers import build_optimizer
 from tft_exp.training.trainer import Trainer, spread_over
+
+# Rows of a base model's selection that a core's cache holds; half and twice as many were as fast.
+CHUNK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
         seed=config.seed,
         gradients=config.gradients.release,
         rewarmup_steps=config.policy.rewarmup_steps,
+        offload_activations=config.model.activations is Activations.offload,
     )
     return Assembled(trainer, placed, train, validation)
 
@@ -83,4 +87,6 @@ def build_model(shape: ModelConfig, sizes: InputSizes) -> TemporalFusionTransfor
         lookback=shape.lookback,
         horizon=shape.horizon,
         quantiles=shape.quantiles,
+        chunk_rows=CHUNK_ROWS if shape.activations in (Activations.stream, Activations.recompute) else None,
+        recompute=shape.activations is Activations.recompute,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -17,7 +17,7 @@ from tft_exp.data.runs import Runs, RunSource
 from tft_exp.errors import TrainingError
 from tft_exp.memory.audit import Audit, Finding, Witness
 from tft_exp.memory.devices import DeviceMemory
-from tft_exp.memory.policies import Move, OptimizerOwner, Policy, step_in_backward
+from tft_exp.memory.policies import Move, OptimizerOwner, Policy, kept_on_host, step_in_backward
 from tft_exp.memory.tensors import state_tensors
 from tft_exp.memory.timeline import PhaseRecord, Timeline
 from tft_exp.model.quantiles import QuantileRisk, quantile_loss
@@ -95,6 +95,7 @@ class Trainer:
     seed: int
     gradients: Gradients = Gradients.after_step
     rewarmup_steps: int = 0
+    offload_activations: bool = False
     rehearse: int | None = None  # run so many batches of each phase, its sizes those of the whole; None runs all
     on_batch: Callable[[str], None] = lambda phase: None
     on_audit: Callable[[StateAudit], None] = lambda audit: None
@@ -198,7 +199,8 @@ class Trainer:
         return losses
 
     def _loss(self, batch: Batch) -> Tensor:
-        with torch.autocast(self.device.type, AUTOCAST[self.config.precision], enabled=self.config.precision is not Precision.fp32):
+        autocast = torch.autocast(self.device.type, AUTOCAST[self.config.precision], enabled=self.config.precision is not Precision.fp32)
+        with autocast, kept_on_host(self.model, self.memory) if self.offload_activations else nullcontext():
             forecast = self.model(batch.inputs)
         return quantile_loss(forecast, batch.target, self.quantiles)
 
