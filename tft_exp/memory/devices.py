@@ -296,6 +296,8 @@ class ProcessMemory(RealDevice):
         Path("/proc/self/clear_refs").write_text("5")
 
     def now(self) -> Reading:
+        # malloc keeps freed blocks; left alone they would count as held, and as freed by whatever policy first gives them back.
+        self.clear_cache()
         return Reading(self._rss() / MIB)
 
     def reset_peak(self) -> None:
@@ -313,8 +315,6 @@ class ProcessMemory(RealDevice):
 
     def settle(self) -> None:
         gc.collect()
-        # malloc keeps freed blocks; left alone they would count as freed by whatever policy first gives them back.
-        self.clear_cache()
 
     def clear_cache(self) -> None:
         if sys.platform == "linux":
@@ -329,8 +329,8 @@ class ProcessMemory(RealDevice):
 
 def keep_freed_memory() -> None:
     """Have the C library keep freed blocks for the next step, instead of giving them back to the system and fetching them anew,
-    page by page: a training step had 20,000 page faults, and has some hundred. What a policy frees is given back all the
-    same: `settle` and `clear_cache` see to that. Settings of the user's own (GLIBC_TUNABLES, MALLOC_...) stand."""
+    page by page: a training step had 20,000 page faults, and has some hundred. Before memory is read it is given back all the
+    same (ProcessMemory.now). Settings of the user's own (GLIBC_TUNABLES, MALLOC_...) stand."""
     if sys.platform != "linux" or any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
