@@ -50,7 +50,7 @@ class Bench:
                 self.rows.gather(part)
             return drawn.count
 
-        drawn = next(self.train_source.draw(torch.Generator().manual_seed(0)).parts(50 * self.config.batch.train))
+        drawn = self.train_source.draw(torch.Generator().manual_seed(0), 50 * self.config.batch.train)
         return self.rate(work)
 
     def train(self) -> float:

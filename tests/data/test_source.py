@@ -16,8 +16,8 @@ import pyarrow.parquet.encryption as encryption
 import pytest
 
 from tests.data.builders import bars, load, load_table, write
-from tft_exp.data.columns import reals, times_us
-from tft_exp.data.source import read_source
+from tft_exp.data.columns import Categories, reals, times_us
+from tft_exp.data.source import Files, Source, read_source
 from tft_exp.errors import DataError
 
 HERE = Path(__file__).parent / "parquet_testing"
@@ -178,6 +178,35 @@ def test_dictionary_text_is_text(tmp_path: Path) -> None:
     assert pa.types.is_dictionary(pq.read_schema(write(table, tmp_path / "dictionary.parquet")).field("symbol").type)
     assert same(plain, load(tmp_path / "dictionary.parquet"))
     assert plain.report.entity_names == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0, 1] * 30), pa.array(["A", "B", "never"])),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1] * 30, pa.int8()), pa.array(["A", "B", ""])),
+        pa.array(["A", "B"] * 30, pa.string()),
+        pa.array(["A", "B"] * 30, pa.large_string()),
+    ],
+    ids=["an unused value", "an unused empty one", "plain", "large"],
+)
+def test_only_values_that_rows_have_are_categories(stored: pa.Array, tmp_path: Path) -> None:
+    plain = pq.read_table(write(bars(60), tmp_path / "plain.parquet"))
+    pq.write_table(plain.append_column("mood", stored), tmp_path / "bars.parquet")
+    dataset = load(tmp_path / "bars.parquet", "data.observed_categorical=[mood]")
+    assert dataset.preprocessing["vocabularies"]["mood"] == ["A", "B"]
+    assert dataset.rows.tensors.observed_categoricals[:, 0].tolist() == [1, 2] * 30
+
+
+@pytest.mark.parametrize("values", [["A", None, "B"], ["A", "", "B"], ["A", "A", "B"]], ids=["nothing", "empty", "twice"])
+def test_what_a_dictionary_of_the_file_may_hold(values: list[str | None]) -> None:
+    """A reader may hand on a dictionary with nothing, an empty text, or a value twice in it."""
+    table = pa.table({"mood": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None]), pa.array(values))})
+    files = Files((Path("x"),), (0,), 4, ("mood",), {"mood": table.schema.field("mood").type})
+    found = Categories("mood")
+    numbers = found.add(Source(table, files))
+    rank, names = found.finish()
+    assert [names[place] if place >= 0 else None for place in rank[numbers]] == [*(value or None for value in values), None]
 
 
 def same(one: object, other: object) -> bool:

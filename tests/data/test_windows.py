@@ -35,10 +35,10 @@ def test_windows_against_a_plain_loop(data: st.DataObject, tmp_path: Path) -> No
         tables.append(table)
     path = write(pd.concat(tables).sample(frac=1, random_state=1), tmp_path / "bars.parquet")
     panel = read_panel(config_for(path, "data.max_gap=5min").data, ())
-    cuts = choose_cuts(panel.time_us, 0.3, 0.2)
+    cuts = choose_cuts([panel.time_us], 0.3, 0.2)
     index = index_windows(panel, cuts, warm_up=warm_up, lookback=lookback, horizon=horizon)
 
-    expected: dict[str, list[tuple[int, int]]] = {"train": [], "validation": [], "test": []}
+    expected: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     straddling, gap = 0, 5 * 60 * 1_000_000
     for first in range(panel.rows - lookback - horizon + 1):
         rows = range(first - warm_up, first + lookback + horizon)
@@ -53,17 +53,18 @@ def test_windows_against_a_plain_loop(data: st.DataObject, tmp_path: Path) -> No
         times = panel.time_us[first + lookback : first + lookback + horizon]
         splits = {"train" if t < cuts.validation_us else "validation" if t < cuts.test_us else "test" for t in times}
         if len(splits) == 1:
-            expected[splits.pop()].append((int(panel.entity[first]), first))
+            expected[splits.pop()].append(first)
         else:
             straddling += 1
-    assert {split: [tuple(window) for window in windows.tolist()] for split, windows in index.by_split.items()} == expected
+    assert {split: windows.rows(panel.arrays, split).tolist() for split, windows in index.by_split.items()} == expected
+    assert all(np.all(np.diff(windows.firsts) > windows.counts[:-1]) for windows in index.by_split.values())
     assert index.straddling == straddling
 
 
 def test_cuts_take_their_share_of_the_time_stamps() -> None:
-    cuts = choose_cuts(np.repeat(np.arange(100), 3), 0.2, 0.1)
+    cuts = choose_cuts([np.repeat(np.arange(100), 3)], 0.2, 0.1)
     assert (cuts.validation_us, cuts.test_us) == (70, 90)
-    assert choose_cuts(np.arange(100), 0.2, 0.0).test_us == 100
+    assert choose_cuts([np.arange(100)], 0.2, 0.0).test_us == 100
 
 
 @pytest.mark.parametrize("features", ["none", "ohlcv", "ohlcv_225"])
@@ -98,7 +99,7 @@ def test_scaling_is_of_training_rows_and_can_be_undone(scaling: str, tmp_path: P
     batch = dataset.rows.gather(Runs(dataset.rows.windows["validation"]))
     own_unit = batch.target * batch.scale[:, None] + batch.location[:, None]
     ahead = np.arange(LOOKBACK, LOOKBACK + HORIZON)
-    expected = [closes[entity, first % 200 + ahead] for entity, first in dataset.rows.windows["validation"].tolist()]
+    expected = [closes[first // 200, first % 200 + ahead] for first in dataset.rows.windows["validation"].tolist()]
     np.testing.assert_allclose(own_unit, np.stack(expected), rtol=1e-5)
 
 
@@ -137,8 +138,8 @@ def test_names_rows_and_bytes_of_a_dataset(tmp_path: Path) -> None:
     assert dataset.training_rows.tolist() == ([True] * 96 + [False] * 24) * 2
     assert dataset.cuts.validation_us == int(table["timestamp"][96].timestamp() * 1e6)
     rows, windows = 240, sum(len(index) for index in dataset.rows.windows.values())
-    # float32: known, observed, target; int64: known and observed categoricals, the entity, windows.
-    assert dataset.rows.bytes == rows * (3 * 4 + 2 * 8) + 2 * (4 + 8 + 2 * 4) + windows * 16
+    # float32: known, observed, target; int64: known and observed categoricals, the entity; int32: entities' first rows, windows.
+    assert dataset.rows.bytes == rows * (3 * 4 + 2 * 8) + 2 * (4 + 8 + 2 * 4 + 4) + windows * 4
 
 
 def test_a_batch_is_what_a_plain_loop_gathers(tmp_path: Path) -> None:
@@ -149,7 +150,8 @@ def test_a_batch_is_what_a_plain_loop_gathers(tmp_path: Path) -> None:
     dataset = load_table(table, tmp_path, *(f"data.{role}=[{column}]" for role, column in roles.items()))
     windows = dataset.rows.windows["train"][[0, 5, 100]]
     batch, t = dataset.rows.gather(Runs(windows)), dataset.rows.tensors
-    for number, (entity, first) in enumerate(windows.tolist()):
+    for number, first in enumerate(windows.tolist()):
+        entity = first // 120
         middle, end = first + LOOKBACK, first + LOOKBACK + HORIZON
         assert torch.equal(batch.inputs.static_categoricals[number], t.static_categoricals[entity])
         assert torch.equal(batch.inputs.known_reals[number], t.known_reals[first:end])
@@ -178,9 +180,9 @@ def test_the_packaged_bars_have_the_gaps_of_their_notes() -> None:
     minute = load("demo:es_fut_1min", "data.max_gap=1min", features="ohlcv", lookback=10, horizon=2).report
     assert (minute.rows_read, minute.rows_used) == (2264, 2264)
     panel = read_panel(config_for("demo:es_fut_1min", "data.max_gap=5min").data, ())
-    minutes = np.diff(panel.time_us)[np.diff(panel.segment) == 0] // 60_000_000
+    minutes = np.delete(np.diff(panel.time_us), panel.starts[1:] - 1) // 60_000_000
     assert ((minutes > 1).sum(), (minutes - 1).sum()) == (36, 38)
-    assert int(panel.segment[-1]) == 1
+    assert len(panel.starts) == 2
     seconds = load("demo:es_fut_5s", "data.max_gap=60s", features="ohlcv", lookback=10, horizon=2).report
     assert seconds.rows_read == 15832
     assert "06:30:05 after 2013-09-02 15:29:55" in seconds.render()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from omegaconf import MISSING
@@ -75,6 +75,8 @@ class DataConfig:
     test_fraction: float = 0.0
     scaling: Scaling = Scaling.entity
     season_length: int | None = None
+    cache: str | None = "~/.cache/tft-exp"
+    cache_from_mib: int = 16
 
     def __post_init__(self) -> None:
         require(0.0 < self.validation_fraction < 1.0, "data.validation_fraction", self.validation_fraction, "more than 0, less than 1")
@@ -92,6 +94,7 @@ class DataConfig:
             self.max_gap,
             f"null, or a positive length of time with a unit ({', '.join(MICROSECONDS)}), such as 60s, 5min, 4d",
         )
+        require(self.cache_from_mib >= 0, "data.cache_from_mib", self.cache_from_mib, "0 MiB and more")
         for key in ("earliest", "latest"):
             try:
                 datetime.date.fromisoformat(getattr(self, key))
@@ -105,6 +108,11 @@ class DataConfig:
         """The longest step within a window, microseconds; None where there is no limit, or where it cannot be read."""
         found = LENGTH.fullmatch(self.max_gap) if self.max_gap is not None else None
         return None if found is None else round(float(found[1]) * MICROSECONDS[found[2]])
+
+    @property
+    def placeless(self) -> DataConfig:
+        """All that decides what is made of the rows, and nothing of where they lie or are kept."""
+        return replace(self, path="", cache=None, cache_from_mib=0)
 
     def _check_roles(self) -> None:
         taken: dict[str, str] = {}

@@ -88,16 +88,22 @@ def _spans(kind: str) -> Sequence[int]:
     return RETURN_SPANS_225 if kind == "return" else SPANS_225
 
 
-def derive(panel: Panel, columns: BarColumns, kind: FeatureSet) -> Features:
-    """The derived inputs of a feature set. float64, [rows] each."""
+def derive(panel: Panel, columns: BarColumns, kind: FeatureSet, block: slice | None = None) -> Features:
+    """The derived inputs of a feature set for a block of rows, or for all. float64, [rows] each; a row's values are the same
+    whatever block it is derived in."""
     if kind is FeatureSet.none:
         return Features({}, {}, {})
-    bars = {name: panel.reals[column] for name, column in vars(columns).items()}
-    names = CALENDAR_OHLCV if kind is FeatureSet.ohlcv else tuple(CALENDAR)
-    known = _calendar(panel.time_us, names)
+    block = block or slice(0, panel.rows)
+    begin = max(0, block.start - warm_up_rows(kind))  # as far as any value looks back
+    bars = {name: panel.reals[column][begin : block.stop].astype(np.float64, copy=False) for name, column in vars(columns).items()}
+
+    def own(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: column[block.start - begin :] for name, column in values.items()}
+
+    known = _calendar(panel.time_us[block], CALENDAR_OHLCV if kind is FeatureSet.ohlcv else tuple(CALENDAR))
     if kind is FeatureSet.ohlcv:
-        return Features(_ohlcv(bars), known, {})
-    return Features(_ohlcv_225(bars), known, _static_sources(bars))
+        return Features(own(_ohlcv(bars)), known, {})
+    return Features(own(_ohlcv_225(bars)), known, own(_static_sources(bars)))
 
 
 def _calendar(time_us: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from tft_exp.config import DataConfig, FeatureSet, Scaling
-from tft_exp.data.features import derive, known_names, observed_names, static_names
+from tft_exp.data.features import Features, derive, known_names, observed_names, static_names
 from tft_exp.data.panel import Panel
 from tft_exp.data.rows import InputTensors
-from tft_exp.data.scaling import Scale, fit_scale
+from tft_exp.data.scaling import Moments, Part, Scale, whole
+from tft_exp.data.training_rows import TrainingRows
 from tft_exp.errors import ConfigError, DataError
 from tft_exp.model.inputs import InputSizes
 
@@ -69,44 +70,63 @@ def role_names(config: DataConfig, kind: FeatureSet) -> Roles:
     )
 
 
-def build_inputs(panel: Panel, config: DataConfig, kind: FeatureSet, *, training: np.ndarray) -> BuiltInputs:
-    """Derive, scale and encode; `training` marks the rows that statistics may be taken from, [rows]."""
+def build_inputs(panel: Panel, config: DataConfig, kind: FeatureSet, training: TrainingRows) -> BuiltInputs:
+    """Derive, scale and encode; statistics are of `training` alone. Two passes over the rows: the first takes statistics, the
+    second fills the tensors, which lie in the panel's arrays. Raises DataError, ConfigError."""
     return _Builder(panel, config, kind, training).build()
 
 
 class _Builder:
-    def __init__(self, panel: Panel, config: DataConfig, kind: FeatureSet, training: np.ndarray) -> None:
+    def __init__(self, panel: Panel, config: DataConfig, kind: FeatureSet, training: TrainingRows) -> None:
         self.panel, self.config, self.kind, self.training = panel, config, kind, training
-        self.features = derive(panel, config.bars, kind)
+        self.roles = role_names(config, kind)
+        _require_distinct(self.roles)
         self.entities = len(panel.entity_names)
-        # The first row of each entity; rows are sorted by entity.
-        self.heads = np.searchsorted(panel.entity, np.arange(self.entities))
+        self.heads = panel.heads[:-1]
+        self.known_reals = [*config.known_real, *known_names(kind)]
+        # What is scaled by its rows. The calendar is bounded by itself; scaled by a few days it would run out of bounds later.
+        self.scaled = list(dict.fromkeys([*self.roles.observed_reals, *config.known_real]))
+        self.categoricals = [*config.static_categorical, *config.known_categorical, *config.observed_categorical]
         self.scales: dict[str, dict[str, list[float]]] = {}
         self.vocabularies: dict[str, list[str]] = {}
         self.constants: list[str] = []
-        self.constant_target = np.zeros(self.entities, dtype=bool)
         self.warnings: list[str] = []
+        self._derived: tuple[int, Features] | None = None
 
     def build(self) -> BuiltInputs:
-        config, derived = self.config, self.features
-        roles = role_names(config, self.kind)
-        _require_distinct(roles)
-        observed = self._columns(roles.observed_reals)
-        known = self._columns(config.known_real)
-        static = self._static_values()
-        observed_reals = self._scaled(observed)
-        location, scale = (np.array(self.scales[config.target][key], dtype=np.float32) for key in ("location", "scale"))
+        config, roles, rows = self.config, self.roles, self.panel.rows
+        moments, static, renumbered = self._statistics()
+        fitted = {name: self._fitted(name, moments[name].finish()) for name in self.scaled}
+        arrays = self.panel.arrays
+        known = arrays.empty((rows, len(self.known_reals)), np.float32, "known_reals")
+        observed = arrays.empty((rows, len(roles.observed_reals)), np.float32, "observed_reals")
+        target = arrays.empty(rows, np.float32, "target")
+        known_codes = arrays.empty((rows, len(config.known_categorical)), np.int64, "known_categoricals")
+        observed_codes = arrays.empty((rows, len(config.observed_categorical)), np.int64, "observed_categoricals")
+        for block in self.panel.blocks():
+            derived, part = self._features(block), self.training.part(block)
+            for index, name in enumerate(self.known_reals):
+                known[block, index] = derived.known[name] if name in derived.known else self._apply(name, fitted[name], block, part)
+            for index, name in enumerate(roles.observed_reals):
+                observed[block, index] = self._apply(name, fitted[name], block, part)
+            target[block] = observed[block, roles.observed_reals.index(config.target)]
+            for index, name in enumerate(config.known_categorical):
+                known_codes[block, index] = renumbered[name][self.panel.codes[name][block]]
+            for index, name in enumerate(config.observed_categorical):
+                observed_codes[block, index] = renumbered[name][self.panel.codes[name][block]]
+        static_reals, static_codes = self._static_scaled(static), self._static_codes(renumbered)
+        of_target = fitted[config.target]
         tensors = InputTensors(
-            static_reals=torch.from_numpy(self._static_scaled(static)),
-            static_categoricals=torch.from_numpy(self._static_codes()),
-            # The calendar is bounded by itself; scaled by a few days it would run out of bounds in later months.
-            known_reals=torch.from_numpy(np.hstack([self._scaled(known), _as_columns(derived.known, self.panel.rows)])),
-            known_categoricals=torch.from_numpy(self._codes(config.known_categorical)),
-            observed_reals=torch.from_numpy(observed_reals),
-            observed_categoricals=torch.from_numpy(self._codes(config.observed_categorical)),
-            target=torch.from_numpy(np.ascontiguousarray(observed_reals[:, list(observed).index(config.target)])),
-            target_location=torch.from_numpy(location),
-            target_scale=torch.from_numpy(scale),
+            heads=torch.from_numpy(self.heads.astype(np.int32)),
+            static_reals=torch.from_numpy(static_reals),
+            static_categoricals=torch.from_numpy(static_codes),
+            known_reals=torch.from_numpy(known),
+            known_categoricals=torch.from_numpy(known_codes),
+            observed_reals=torch.from_numpy(observed),
+            observed_categoricals=torch.from_numpy(observed_codes),
+            target=torch.from_numpy(target),
+            target_location=torch.from_numpy(of_target.location.astype(np.float32)),
+            target_scale=torch.from_numpy(of_target.scale.astype(np.float32)),
         )
         sizes = InputSizes(
             len(roles.static_reals),
@@ -123,95 +143,115 @@ class _Builder:
             "vocabularies": self.vocabularies,
             "static_values": {name: values.tolist() for name, values in static.items()},  # by entity; new rows alone do not give them
         }
-        return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings, self.constant_target)
+        return BuiltInputs(tensors, roles, sizes, preprocessing, self.constants, self.warnings, of_target.constant)
 
-    def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        derived, read = self.features.observed, self.panel.reals
-        return {name: derived[name] if name in derived else read[name] for name in names}
+    def _features(self, block: slice) -> Features:
+        """What is derived in a block; of rows that are all one block it is kept for the second pass."""
+        if self._derived is not None and self._derived[0] == block.start:
+            return self._derived[1]
+        derived = derive(self.panel, self.config.bars, self.kind, block)
+        self._derived = (block.start, derived)
+        return derived
 
-    def _scaled(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Columns scaled by their training rows, float32 [rows, columns]."""
-        scaled = np.empty((self.panel.rows, len(columns)), dtype=np.float32)
+    def _values(self, name: str, block: slice) -> np.ndarray:
+        """A real column's values in a block, float64, read or derived."""
+        derived = self._features(block).observed
+        return derived[name] if name in derived else self.panel.reals[name][block].astype(np.float64, copy=False)
+
+    def _statistics(self) -> tuple[dict[str, Moments], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Moments by column; static reals, one value an entity; and codes for categories, 1 and up for those of the training rows,
+        0 for all others."""
         by_entity = self.config.scaling is Scaling.entity
-        for index, (name, values) in enumerate(columns.items()):
-            scale = fit_scale(values, self.panel.entity, self.training, self.entities, by_entity=by_entity)
-            scaled[:, index] = scale.apply(values, self.panel.entity)
-            self._require_finite(name, values, scale, scaled[:, index])
-            self._keep_scale(name, scale.location, scale.scale)
-            if name == self.config.target:
-                self.constant_target = scale.constant
-            if scale.constant.any():
-                which = (
-                    ""
-                    if scale.constant.all()
-                    else f" of {', '.join(self.panel.entity_names[e] for e in np.flatnonzero(scale.constant)[:3])}"
-                )
-                self.constants.append(name + which)
+        moments = {name: Moments(self.entities, by_entity=by_entity) for name in self.scaled}
+        means: dict[str, Moments] = {}
+        seen = {name: np.zeros(len(self.panel.vocabularies[name]), dtype=bool) for name in self.categoricals}
+        unknown: dict[str, np.ndarray] = {name: np.zeros(len(self.panel.vocabularies[name]), dtype=np.int64) for name in self.categoricals}
+        for block in self.panel.blocks():
+            part = self.training.part(block)
+            for name in self.scaled:
+                moments[name].add(self._values(name, block), part)
+            for name, values in self._features(block).static_sources.items():
+                means.setdefault(name, Moments(self.entities, by_entity=True)).add(values, part)
+            for name in self.categoricals:
+                codes = self.panel.codes[name][block]
+                seen[name][codes[part.training()]] = True
+                unknown[name] += np.bincount(codes, minlength=len(unknown[name]))
+        static = {name: self.panel.reals[name][self.heads].astype(np.float64) for name in self.config.static_real}
+        static |= {f"mean_{name}": found.finish().location for name, found in means.items()}
+        return moments, static, {name: self._renumbered(name, seen[name], unknown[name]) for name in self.categoricals}
+
+    def _renumbered(self, name: str, seen: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """A code for each category of a column; `rows` says how many rows hold it."""
+        vocabulary = self.panel.vocabularies[name]
+        self.vocabularies[name] = [vocabulary[code] for code in np.flatnonzero(seen)]
+        unknown = int(rows[~seen].sum())
+        if unknown:
+            values = self.panel.codes[name]
+            row = next(block.start + int(np.argmax(there)) for block in self.panel.blocks() if (there := ~seen[values[block]]).any())
+            self.warnings.append(
+                f"{name}: {unknown} rows hold a category that no training row has, and count as unknown; "
+                f"first {vocabulary[values[row]]!r} at {self.panel.place(row)}"
+            )
+        return np.where(seen, np.cumsum(seen), 0)
+
+    def _fitted(self, name: str, scale: Scale) -> Scale:
+        if not np.isfinite(scale.scale).all():
+            farthest = [int(np.argmax(np.abs(self._values(name, block)))) + block.start for block in self.panel.blocks()]
+            values = np.array([self._values(name, slice(row, row + 1))[0] for row in farthest])
+            place = int(np.argmax(np.abs(values)))
+            raise self._too_large(name, values[place], farthest[place])
+        self._keep_scale(name, scale.location, scale.scale)
+        if scale.constant.any():
+            names = self.panel.entity_names
+            which = "" if scale.constant.all() else f" of {', '.join(names[e] for e in np.flatnonzero(scale.constant)[:3])}"
+            self.constants.append(name + which)
+        return scale
+
+    def _apply(self, name: str, scale: Scale, block: slice, part: Part) -> np.ndarray:
+        """A block's values scaled, float32."""
+        values = self._values(name, block)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = scale.apply(values, part).astype(np.float32)
+        if not np.isfinite(scaled).all():
+            farthest = int(np.argmax(np.abs(values)))
+            raise self._too_large(name, values[farthest], block.start + farthest)
         return scaled
 
-    def _require_finite(self, name: str, values: np.ndarray, scale: Scale, scaled: np.ndarray) -> None:
-        """Refuse what became infinite; `values` are those of rows, or of entities."""
-        if not (np.isfinite(scale.scale).all() and np.isfinite(scaled).all()):
-            farthest = int(np.argmax(np.abs(values)))
-            row = farthest if len(values) == self.panel.rows else int(self.heads[farthest])
-            raise DataError(
-                f"{name} holds values so large that float32 cannot hold them, scaled by the training rows",
-                where=f"{self.panel.place(row)}: {values[farthest]:g}",
-                mend=f"mend the file, or give {name} in a larger unit or as a logarithm",
-            )
+    def _too_large(self, name: str, value: float, row: int) -> DataError:
+        return DataError(
+            f"{name} holds values so large that float32 cannot hold them, scaled by the training rows",
+            where=f"{self.panel.place(row)}: {value:g}",
+            mend=f"mend the file, or give {name} in a larger unit or as a logarithm",
+        )
 
     def _keep_scale(self, name: str, location: np.ndarray, scale: np.ndarray) -> None:
         self.scales[name] = {"location": location.tolist(), "scale": scale.tolist()}
 
-    def _static_values(self) -> dict[str, np.ndarray]:
-        """Static reals, one value an entity: declared columns, and means over the training rows of derived ones."""
-        declared = {name: self.panel.reals[name][self.heads] for name in self.config.static_real}
-        entity = self.panel.entity[self.training]
-        count = np.bincount(entity, minlength=self.entities)
-        means = {
-            f"mean_{name}": np.bincount(entity, weights=values[self.training], minlength=self.entities) / count
-            for name, values in self.features.static_sources.items()
-        }
-        return declared | means
-
     def _static_scaled(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Static reals scaled over the entities, float32 [entities, columns]."""
-        scaled = np.empty((self.entities, len(columns)), dtype=np.float32)
-        everyone = np.arange(self.entities)
+        scaled = self.panel.arrays.empty((self.entities, len(columns)), np.float32, "static_reals")
+        everyone = whole(self.entities)
         for index, (name, values) in enumerate(columns.items()):
-            scale = fit_scale(values, everyone, np.ones(self.entities, dtype=bool), self.entities, by_entity=False)
-            scaled[:, index] = scale.apply(values, everyone)
-            self._require_finite(name, values, scale, scaled[:, index])
+            moments = Moments(self.entities, by_entity=False)
+            moments.add(values, everyone)
+            scale = moments.finish()
+            with np.errstate(over="ignore", invalid="ignore"):
+                scaled[:, index] = scale.apply(values, everyone)
+            if not (np.isfinite(scale.scale).all() and np.isfinite(scaled[:, index]).all()):
+                farthest = int(np.argmax(np.abs(values)))
+                raise self._too_large(name, values[farthest], int(self.heads[farthest]))
             self._keep_scale(name, scale.location[:1], scale.scale[:1])
             if self.entities > 1 and scale.constant.all():  # of a single entity every one is
                 self.constants.append(name)
         return scaled
 
-    def _static_codes(self) -> np.ndarray:
-        codes = self._codes(self.config.static_categorical)[self.heads]
-        if not self.config.entities:
-            return codes
-        self.vocabularies[ENTITY] = self.panel.entity_names
-        return np.column_stack([codes, np.arange(1, self.entities + 1)])
-
-    def _codes(self, names: Sequence[str]) -> np.ndarray:
-        """Categories as int64 codes [rows, columns]: 1 and up for those of the training rows, 0 for all others."""
-        coded = np.empty((self.panel.rows, len(names)), dtype=np.int64)
-        for index, name in enumerate(names):
-            values, vocabulary = self.panel.codes[name], self.panel.vocabularies[name]
-            seen = np.unique(values[self.training])
-            renumbered = np.zeros(len(vocabulary), dtype=np.int64)
-            renumbered[seen] = np.arange(1, len(seen) + 1)
-            coded[:, index] = renumbered[values]
-            self.vocabularies[name] = [vocabulary[code] for code in seen]
-            unknown = coded[:, index] == 0
-            if unknown.any():
-                row = int(np.argmax(unknown))
-                self.warnings.append(
-                    f"{name}: {int(unknown.sum())} rows hold a category that no training row has, and count as unknown; "
-                    f"first {vocabulary[values[row]]!r} at {self.panel.place(row)}"
-                )
-        return coded
+    def _static_codes(self, renumbered: Mapping[str, np.ndarray]) -> np.ndarray:
+        names = self.config.static_categorical
+        columns = [renumbered[name][self.panel.codes[name][self.heads]] for name in names]
+        if self.config.entities:
+            self.vocabularies[ENTITY] = self.panel.entity_names
+            columns.append(np.arange(1, self.entities + 1))
+        return np.column_stack(columns) if columns else np.empty((self.entities, 0), dtype=np.int64)
 
     def _cardinalities(self, names: Sequence[str]) -> tuple[int, ...]:
         return tuple(len(self.vocabularies[name]) + 1 for name in names)
@@ -230,7 +270,3 @@ def _require_distinct(roles: Roles) -> None:
                 where="the roles in data, beside what features.kind derives and the entity",
                 mend=f"name {twice[0]} in one role, once; rename the column if it is another one",
             )
-
-
-def _as_columns(columns: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-    return np.column_stack(list(columns.values())).astype(np.float32) if columns else np.empty((rows, 0), dtype=np.float32)

@@ -72,14 +72,14 @@ def _shorten(names: list[str]) -> str:
 
 
 def step_and_gaps(panel: Panel) -> tuple[str, list[str]]:
-    """The median step within a segment, and the longest gaps that segments were cut at."""
-    steps = np.diff(panel.time_us)
-    same_entity = panel.entity[1:] == panel.entity[:-1]
-    inside = same_entity & (panel.segment[1:] == panel.segment[:-1])
-    median = _duration(float(np.median(steps[inside]))) if inside.any() else "none"
-    cut = np.flatnonzero(same_entity & ~inside)
-    longest = cut[np.argsort(-steps[cut], kind="stable")][:SHOWN_GAPS]
-    return median, [f"{_duration(float(steps[row]))} after {moment(panel.time_us[row])}" for row in longest]
+    """The median step within a segment, over `Panel.sample`, and the longest gaps that segments were cut at."""
+    inside = np.setdiff1d(panel.sample(), panel.starts, assume_unique=True)
+    lengths = panel.arrays.picked(panel.time_us, inside) - panel.arrays.picked(panel.time_us, inside - 1)
+    median = _duration(float(np.median(lengths))) if len(inside) else "none"
+    cut = np.setdiff1d(panel.starts, panel.heads)
+    gaps = panel.time_us[cut] - panel.time_us[cut - 1]
+    longest = np.argsort(-gaps, kind="stable")[:SHOWN_GAPS]
+    return median, [f"{_duration(float(gaps[place]))} after {moment(panel.time_us[cut[place] - 1])}" for place in longest]
 
 
 def _duration(microseconds: float) -> str:

@@ -18,6 +18,7 @@ from tft_exp.model.inputs import Inputs
 class InputTensors:
     """Rows as contiguous tensors on one device; an absent role has no columns. Reals are scaled float32."""
 
+    heads: Tensor  # int32 [entities], the first row of each, rising
     static_reals: Tensor  # [entities, static reals]
     static_categoricals: Tensor  # [entities, static categoricals], int64
     known_reals: Tensor  # [rows, known reals]
@@ -47,9 +48,10 @@ class WindowedRows:
 
     lookback: int
     horizon: int
-    windows: dict[str, Tensor]  # by split, int64 [windows, 2] of (entity, first row), in order of entity and time
+    windows: dict[str, Tensor]  # by split, int32 [windows], the first row of each, rising
     stretches: dict[str, np.ndarray]  # by split: how many windows follow each other row by row, int64 [stretches]
     tensors: InputTensors
+    release: Callable[[], None] = lambda: None  # lets go what memory holds of tensors that lie in files; called after each batch
 
     @property
     def bytes(self) -> int:
@@ -64,14 +66,14 @@ class WindowedRows:
 
     def gather(self, runs: Runs) -> Batch:
         """The batch of some runs of windows, on the data's device, by indexing alone."""
-        entity, first = runs.starts.unbind(1)
+        first, t = runs.starts, self.tensors
+        entity = torch.searchsorted(t.heads, first.contiguous(), right=True) - 1
         extra = (runs.windows - 1) * runs.stride
         steps = torch.arange(self.lookback + self.horizon + extra, device=first.device)
         rows = first[:, None] + steps
         past = rows[:, : self.lookback + extra]
         future = rows[:, self.lookback :].unfold(1, self.horizon, runs.stride).flatten(0, 1)
         of_each = entity if runs.windows == 1 else entity.repeat_interleave(runs.windows)
-        t = self.tensors
         inputs = Inputs(
             t.static_reals[entity],
             t.static_categoricals[entity],
@@ -81,4 +83,6 @@ class WindowedRows:
             t.observed_categoricals[past],
             runs.stride,
         )
-        return Batch(inputs, t.target[future], t.target_location[of_each], t.target_scale[of_each])
+        batch = Batch(inputs, t.target[future], t.target_location[of_each], t.target_scale[of_each])
+        self.release()
+        return batch

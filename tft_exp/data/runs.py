@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# To shuffle more runs than this takes longer than an epoch over a few of them.
+SHUFFLED = 1 << 24
+
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs that are alike: each begins with the window of `starts`, int64 [runs, 2] of (entity, first row), and goes on with
+    """Runs that are alike: each begins with the window of `starts`, int32 [runs] of first rows, and goes on with
     windows that begin `stride` rows later, and later again, `windows` in all."""
 
     starts: Tensor
@@ -38,32 +41,50 @@ class Runs:
 
 @dataclass(frozen=True)
 class RunSource:
-    """Where an epoch's runs are drawn from. The places are host tensors, int64 [runs]: run i begins with one of the
-    `choices[i]` windows from `first[i]` on, each place with the same chance."""
+    """Where an epoch's runs are drawn from. Of each stretch of windows, whose first one has the place `begins` among `windows`, any
+    of the first `places` windows can begin a run, and `runs` of them do, each in a part of its own. Host tensors, int64 [stretches]."""
 
-    windows: Tensor  # int64 [windows, 2], in order of entity and time
-    first: Tensor
-    choices: Tensor
+    windows: Tensor  # int32 [windows], first rows, rising
+    begins: Tensor
+    places: Tensor
+    runs: Tensor
+    count: int  # of runs
     run_length: int
     stride: int
 
     def __len__(self) -> int:
         """Windows of an epoch: all, but for what is too little for a run of its own."""
-        return len(self.first) * self.run_length
+        return self.count * self.run_length
 
-    def draw(self, generator: torch.Generator) -> Runs:
-        """An epoch's runs in random order, on the windows' device. Runs of one window are every window once."""
-        places = self.first
+    def draw(self, generator: torch.Generator, windows: int) -> Runs:
+        """An epoch's runs in random order, on the windows' device: those with the first `windows` windows, or all. Runs of one window
+        are every window once. A part of very many runs is spread evenly over them all."""
+        wanted = max(1, windows // self.run_length)
+        spread = self.count > SHUFFLED and wanted < self.count
+        chance = None
         if self.run_length > 1:
-            places = places + (torch.rand(len(places), generator=generator, dtype=torch.float64) * self.choices).long()
-        places = places[torch.randperm(len(places), generator=generator)]
+            chance = torch.rand(wanted if spread else self.count, generator=generator, dtype=torch.float64)
+        if spread:
+            order = _one_of_each_part(self.count, wanted, generator)
+        else:
+            order = torch.randperm(self.count, generator=generator, dtype=torch.int32)[:wanted]
+        if chance is None:
+            places = order
+        else:
+            ends = self.runs.cumsum(0)
+            of = torch.searchsorted(ends, order.long(), right=True)
+            number, room, runs = order - (ends - self.runs)[of], self.places[of], self.runs[of]
+            low, high = number * room // runs, (number + 1) * room // runs
+            places = self.begins[of] + low + ((chance if spread else chance[order]) * (high - low)).long()
         return Runs(self.windows[places.to(self.windows.device)], self.run_length, self.stride)
 
 
-def stretches_of(windows: np.ndarray) -> np.ndarray:
-    """How many windows, int64 [windows, 2], follow each other row by row before one does not: int64 [stretches]."""
-    breaks = np.flatnonzero((np.diff(windows, axis=0) != (0, 1)).any(axis=1)) + 1
-    return np.diff(np.concatenate([[0], breaks, [len(windows)]])) if len(windows) else np.zeros(0, dtype=np.int64)
+def _one_of_each_part(count: int, parts: int, generator: torch.Generator) -> Tensor:
+    """One number of each of `parts` equal parts of 0 .. `count` - 1, in random order, int64 [parts]."""
+    bounds = torch.arange(parts + 1) * count // parts
+    chance = torch.rand(parts, generator=generator, dtype=torch.float64)
+    numbers = bounds[:-1] + (chance * (bounds[1:] - bounds[:-1])).long()
+    return numbers[torch.randperm(parts, generator=generator)]
 
 
 def run_source(windows: Tensor, stretches: np.ndarray, run_length: int, stride: int) -> RunSource:
@@ -73,10 +94,10 @@ def run_source(windows: Tensor, stretches: np.ndarray, run_length: int, stride: 
     begins = np.cumsum(stretches) - stretches
     places = np.maximum(0, stretches - span + 1)
     runs = np.minimum(stretches // run_length, places)
-    number = _numbered(runs)
-    begins, places, runs = (np.repeat(values, runs) for values in (begins, places, runs))
-    low, high = number * places // runs, (number + 1) * places // runs
-    return RunSource(windows, torch.from_numpy(begins + low), torch.from_numpy(high - low), run_length, stride)
+    held = runs > 0
+    begins, places, runs = begins[held], places[held], runs[held]
+    count = int(runs.sum())
+    return RunSource(windows, torch.from_numpy(begins), torch.from_numpy(places), torch.from_numpy(runs), count, run_length, stride)
 
 
 def evaluation_runs(windows: Tensor, stretches: np.ndarray, most: int, lookback: int) -> list[Runs]:

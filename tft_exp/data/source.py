@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from tft_exp.data.arrays import BLOCK
 from tft_exp.errors import DataError
 
 DEMO = "demo:"
@@ -22,22 +25,46 @@ CSV_ENDINGS = (".csv", ".txt", ".csv.gz")
 
 
 @dataclass(frozen=True)
-class Source:
-    """Columns as read, and the files that they came from. `first_rows[i]` is the first row of `files[i]`.
+class Files:
+    """The files that rows come from: `first_rows[i]` is the first row of `paths[i]`, `rows` how many all hold.
 
-    `there` names every column of the first file, read or not.
+    `there` names every column of the first file, read or not; `types` has the wanted ones, as Arrow calls them.
     """
 
-    table: pa.Table
-    there: tuple[str, ...]
-    files: tuple[Path, ...]
+    paths: tuple[Path, ...]
     first_rows: tuple[int, ...]
-    fingerprint: str
+    rows: int
+    there: tuple[str, ...]
+    types: dict[str, pa.DataType]
+
+    def place(self, row: int) -> str:
+        """Where a row of all files stands: its file and the number of the row in it, from 1."""
+        index = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        return f"{self.paths[index].name} row {row - self.first_rows[index] + 1}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Columns of rows that follow each other, as read, from row `begin` of all files on."""
+
+    table: pa.Table
+    files: Files
+    begin: int = 0
 
     def place(self, row: int) -> str:
         """Where a row of the table stands: its file and the number of the row in it, from 1."""
-        index = int(np.searchsorted(self.first_rows, row, side="right")) - 1
-        return f"{self.files[index].name} row {row - self.first_rows[index] + 1}"
+        return self.files.place(self.begin + row)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """One file, opened: its wanted columns' types, and its rows part by part."""
+
+    path: Path
+    there: tuple[str, ...]
+    types: dict[str, pa.DataType]
+    rows: int
+    parts: Callable[[], Iterator[pa.Table]]
 
 
 def find_files(path: str) -> tuple[Path, ...]:
@@ -70,34 +97,56 @@ def find_files(path: str) -> tuple[Path, ...]:
     return (given,)
 
 
-def read_source(path: str, columns: Sequence[str], text: Sequence[str] = ()) -> Source:
-    """Read `columns` of every file; a CSV file's columns in `text` are not guessed at, so that 007 stays 007.
+def open_source(path: str, columns: Sequence[str], text: Sequence[str] = ()) -> tuple[Files, Iterator[Source]]:
+    """The files at `path`, and `columns` of their rows, part by part; Parquet is read as the parts are asked for, CSV at once.
 
-    Raises DataError for what cannot be read, naming the file, and the column where it can be told.
+    A CSV file's columns in `text` are not guessed at, so that 007 stays 007. Raises DataError for what cannot be read, naming the
+    file, and the column where it can be told.
     """
-    files = find_files(path)
-    parts = [_read(file, columns, text) for file in files]
-    tables = [table for table, _ in parts]
-    for file, table in zip(files[1:], tables[1:], strict=True):
-        for ours, theirs in zip(tables[0].schema, table.schema, strict=True):
-            if ours.type != theirs.type:
+    opened = [_open(file, columns, text) for file in find_files(path)]
+    first = opened[0]
+    for one in opened[1:]:
+        for name, ours in first.types.items():
+            if ours != one.types[name]:
                 raise DataError(
-                    f"the folder's files differ: column {ours.name} is {ours.type} in {files[0].name} and {theirs.type} in {file.name}",
-                    where=f"{file}, column {ours.name}",
+                    f"the folder's files differ: column {name} is {ours} in {first.path.name} and {one.types[name]} in {one.path.name}",
+                    where=f"{one.path}, column {name}",
                     mend="write them with one schema",
                 )
-    table = pa.concat_tables(tables)
-    if table.num_rows == 0:
-        raise DataError(f"{path} holds no rows", where=str(files[0]), mend="write the file again, or name another in data.path")
-    ends = np.cumsum([0, *(part.num_rows for part in tables)])
-    return Source(table, parts[0][1], files, tuple(int(end) for end in ends[:-1]), fingerprint(files))
+    ends = np.cumsum([0, *(one.rows for one in opened)]).tolist()
+    if ends[-1] == 0:
+        raise DataError(f"{path} holds no rows", where=str(first.path), mend="write the file again, or name another in data.path")
+    files = Files(tuple(one.path for one in opened), tuple(ends[:-1]), ends[-1], first.there, first.types)
+    return files, _parts(opened, files)
+
+
+def _parts(opened: Sequence[_Opened], files: Files) -> Iterator[Source]:
+    tables = chain.from_iterable(one.parts() for one in opened)
+    begin = 0
+    # One part is decoded, which needs no lock of Python's, while the one before is worked on.
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(next, tables, None)
+        while (table := coming.result()) is not None:
+            coming = beside.submit(next, tables, None)
+            yield Source(table, files, begin)
+            begin += table.num_rows
+
+
+def read_source(path: str, columns: Sequence[str], text: Sequence[str] = ()) -> Source:
+    """All rows of `columns` at once; what `open_source` says holds."""
+    files, parts = open_source(path, columns, text)
+    return Source(pa.concat_tables([part.table for part in parts]), files)
 
 
 def count_rows_and_categories(files: Sequence[Path], columns: Sequence[str]) -> tuple[int, dict[str, int]]:
     """Rows of all files, and how many values each of `columns` has; of Parquet nothing else is read. Raises DataError."""
-    tables = [_read(file, columns, columns)[0] for file in files]
-    found = {name: set().union(*(table[name].unique().drop_null().to_pylist() for table in tables)) for name in columns}
-    return sum(table.num_rows for table in tables), {name: len(values) for name, values in found.items()}
+    opened = [_open(file, columns, columns) for file in files]
+    found: dict[str, set[object]] = {name: set() for name in columns}
+    for one in opened if columns else []:
+        for table in one.parts():
+            for name, values in found.items():
+                values.update(table[name].unique().drop_null().to_pylist())
+    return sum(one.rows for one in opened), {name: len(values) for name, values in found.items()}
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -110,8 +159,7 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
-    """The wanted columns of one file, and the names of all of its columns."""
+def _open(file: Path, columns: Sequence[str], text: Sequence[str]) -> _Opened:
     try:
         with file.open("rb") as stream:
             magic = stream.read(4)
@@ -125,7 +173,7 @@ def _read(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.T
     if not is_parquet and not file.name.lower().endswith(CSV_ENDINGS):
         raise DataError(f"{file} is neither Parquet nor CSV", where=str(file), mend="give a .parquet or a .csv file")
     try:
-        return _read_parquet(file, columns) if is_parquet else _read_csv(file, columns, text)
+        return _open_parquet(file, columns, text) if is_parquet else _read_csv(file, columns, text)
     except MemoryError:  # Arrow's own is an ArrowException too, and says nothing about the file
         raise
     except (OSError, pa.ArrowException) as error:
@@ -152,18 +200,45 @@ def _damaged(file: Path, error: Exception, columns: Sequence[str] = ()) -> DataE
     return DataError(f"{file} is damaged and cannot be read: {reason}", where=where, mend="fetch or write the file again")
 
 
-def _read_parquet(file: Path, columns: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
+def _parquet(file: Path, encoded: Sequence[str] = ()) -> pq.ParquetFile:
     # Without its own unit an INT96 stamp beyond 2262 would come out as a date around 1816.
-    with pq.ParquetFile(file, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
-        there = tuple(parquet.schema_arrow.names)
-        _require_columns(file, there, columns)
+    return pq.ParquetFile(file, page_checksum_verification=True, coerce_int96_timestamp_unit="us", read_dictionary=list(encoded))
+
+
+def _open_parquet(file: Path, columns: Sequence[str], text: Sequence[str]) -> _Opened:
+    with _parquet(file) as parquet:
+        schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+    _require_columns(file, schema.names, columns)
+    types = {name: schema.field(name).type for name in columns}
+    encoded = [name for name in text if pa.types.is_string(types[name])]
+    return _Opened(file, tuple(schema.names), types, rows, lambda: _parquet_parts(file, columns, encoded))
+
+
+def _parquet_parts(file: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
+    """Of `encoded` text columns come the codes that the file has, and no word is made of each."""
+    with _parquet(file, encoded) as parquet:
         try:
-            return parquet.read(columns=list(columns)).select(list(columns)), there
+            for groups in _row_groups(parquet):
+                for batch in parquet.iter_batches(BLOCK, row_groups=groups, columns=list(columns)):
+                    yield pa.Table.from_batches([batch]).select(list(columns))
         except MemoryError:
             raise
         except (OSError, pa.ArrowException) as error:
             bad = [name for name in columns if not _readable(parquet, name)]
             raise _damaged(file, error, bad) from error
+
+
+def _row_groups(parquet: pq.ParquetFile) -> Iterator[list[int]]:
+    """Row groups that follow each other and have a block of rows together: asked for all of a file's, Arrow holds on to each."""
+    groups, rows = [], 0
+    for group in range(parquet.num_row_groups):
+        groups.append(group)
+        rows += parquet.metadata.row_group(group).num_rows
+        if rows >= BLOCK:
+            yield groups
+            groups, rows = [], 0
+    if groups:
+        yield groups
 
 
 def _readable(parquet: pq.ParquetFile, column: str) -> bool:
@@ -174,7 +249,7 @@ def _readable(parquet: pq.ParquetFile, column: str) -> bool:
     return True
 
 
-def _read_csv(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
+def _read_csv(file: Path, columns: Sequence[str], text: Sequence[str]) -> _Opened:
     # Arrow counts rows only with one thread, and an error must name its row.
     counting = pyarrow.csv.ReadOptions(use_threads=False)
     with pyarrow.csv.open_csv(file, read_options=counting) as reader:
@@ -188,7 +263,8 @@ def _read_csv(file: Path, columns: Sequence[str], text: Sequence[str]) -> tuple[
         table = pyarrow.csv.read_csv(file, read_options=counting, convert_options=options)
     for name in text:
         table = table.set_column(table.schema.get_field_index(name), name, _whole_numbers(table[name]))
-    return table, there
+    types = {name: table.schema.field(name).type for name in columns}
+    return _Opened(file, there, types, table.num_rows, lambda: iter([table]))
 
 
 def _whole_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:

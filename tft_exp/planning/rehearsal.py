@@ -192,6 +192,7 @@ def fake_rows(shape: DataShape, lookback: int, horizon: int) -> WindowedRows:
 
     sizes, rows, entities = shape.sizes, shape.rows, shape.entities
     tensors = InputTensors(
+        heads=torch.empty(entities, dtype=torch.int32),
         static_reals=table(entities, sizes.static_reals),
         static_categoricals=table(entities, len(sizes.static_cardinalities), torch.int64),
         known_reals=table(rows, sizes.known_reals),
@@ -202,6 +203,6 @@ def fake_rows(shape: DataShape, lookback: int, horizon: int) -> WindowedRows:
         target_location=torch.empty(entities),
         target_scale=torch.empty(entities),
     )
-    windows = {split: table(shape.windows(split), 2, torch.int64) for split in shape.stretches}
+    windows = {split: torch.empty(shape.windows(split), dtype=torch.int32) for split in shape.stretches}
     stretches = {split: np.repeat(*np.array(found, dtype=np.int64).reshape(-1, 2).T) for split, found in shape.stretches.items()}
     return WindowedRows(lookback, horizon, windows, stretches, tensors)

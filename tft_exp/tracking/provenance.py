@@ -58,7 +58,7 @@ def version_tags() -> dict[str, str]:
 def run_fingerprint(config: Config, source_fingerprint: str) -> str:
     """16 hex digits over all that decides a run's result: its configuration, but for where it is recorded and where its data
     lies, the data's bytes, this package's code and torch's version."""
-    alike = replace(config, tracking=TrackingConfig(), sweep=SweepConfig(), data=replace(config.data, path=""))
+    alike = replace(config, tracking=TrackingConfig(), sweep=SweepConfig(), data=config.data.placeless)
     parts = [OmegaConf.to_yaml(OmegaConf.structured(alike)), source_fingerprint, code_fingerprint(), version("torch")]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -64,7 +64,7 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
 
 
 def validation_windows(config: Config, rows: WindowedRows) -> Tensor:
-    """The windows that validation runs over, int64 [windows, 2]: all, or as many as its batches are limited to."""
+    """The windows that validation runs over, int32 [windows]: all, or as many as its batches are limited to."""
     most = config.trainer.limit_validation_batches
     return spread_over(rows.windows["validation"], most and most * config.batch.validation)
 

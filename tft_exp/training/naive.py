@@ -14,7 +14,7 @@ CHUNK = 8_192
 
 
 def naive_qualities(rows: WindowedRows, windows: Tensor, quantiles: Tensor, season_length: int | None) -> dict[str, Quality]:
-    """Quality of each naive forecast over `windows` (int64 [windows, 2]), by name.
+    """Quality of each naive forecast over `windows` (int32 [windows], first rows), by name.
 
     Each is an anchor plus the quantiles that the target's distance from this anchor had in the training windows, step
     by step of the horizon and pooled over entities in scaled units: `climatology` (anchor 0, the training mean of the
@@ -37,7 +37,7 @@ def _quality(rows: WindowedRows, windows: Tensor, quantiles: Tensor, season: int
 
 def _targets(rows: WindowedRows, windows: Tensor) -> Tensor:
     steps = torch.arange(rows.lookback, rows.lookback + rows.horizon)
-    return rows.tensors.target[windows[:, 1:] + steps]
+    return rows.tensors.target[windows[:, None] + steps]
 
 
 def _anchor(rows: WindowedRows, windows: Tensor, season: int | None) -> Tensor:
@@ -47,4 +47,4 @@ def _anchor(rows: WindowedRows, windows: Tensor, season: int | None) -> Tensor:
     ahead = torch.arange(rows.horizon)
     # The last season before the forecast, repeated; with a season of one bar that is the last value.
     back = rows.lookback - season + ahead % season
-    return rows.tensors.target[windows[:, 1:] + back]
+    return rows.tensors.target[windows[:, None] + back]

@@ -181,7 +181,7 @@ class Trainer:
         """One pass over runs drawn from `source`; the loss of every batch, on the device, [batches]."""
         self.model.train()
         batches, _ = self.batches(len(source))
-        drawn = next(source.draw(self.order).parts(batches * self.batch.train))
+        drawn = source.draw(self.order, batches * self.batch.train)
         losses = torch.full((batches,), math.nan, device=self.device)
         index = 0
         for of_step in islice(drawn.parts(self.batch.train * self.batch.accumulate), self.rehearse):
