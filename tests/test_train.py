@@ -234,7 +234,7 @@ def test_a_real_out_of_memory_in_validation_is_a_result_and_the_next_job_runs(tm
         "trainer=quick",
         "device=cpu",
     ]
-    arguments += ["batch.train=8", "trainer.limit_train_batches=3", "trainer.limit_validation_batches=null", "model.horizon=4"]
+    arguments += ["batch.train=8", "trainer.limit_train_batches=3", "trainer.limit_validation_batches=20", "model.horizon=4"]
     done = subprocess.run(
         command(*arguments),
         cwd=tmp_path,

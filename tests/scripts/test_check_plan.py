@@ -14,17 +14,14 @@ RAGGED = (
     "data.on_bad_rows=drop data.on_short_entity=drop data.on_unseen_entity=drop model.lookback=20 model.horizon=3"
 )
 SAMPLE = [
-    "model=tiny policy=keep optimizer=adamw",
+    "model=tiny policy=keep optimizer=adamw model.lstm_layers=2 batch.accumulate=3",
     "model=base policy=clear_cache_every_batch optimizer=adamw",
-    "model=tiny policy=stash optimizer=sgd_momentum",
+    "model=tiny policy=stash optimizer=sgd_momentum trainer.precision=fp16",
     "model=tiny policy=recreate optimizer=adamw_8bit",
     "model=small policy=offload optimizer=adafactor",
     "model=small policy=recreate_rewarm optimizer=galore",
     "model=tiny policy=cpu_validation optimizer=adamw_bf16",
     "model=tiny policy=offload_always optimizer=muon gradients=in_backward trainer.gradient_clip_norm=null",
-    "model=tiny policy=keep trainer.precision=fp16",
-    "model=tiny policy=offload trainer.precision=bf16 batch.accumulate=3",
-    "model=large policy=recreate optimizer=adamw",
     "model=small policy=keep model.activations=stream batch.train=64 batch.validation=64",
     "model=small policy=keep model.activations=recompute trainer.precision=bf16",
     "model=small policy=offload model.activations=offload gradients=in_backward trainer.gradient_clip_norm=null",
