@@ -62,8 +62,9 @@ def figures(measured: dict[str, Any], built: dict[str, Any]) -> dict[str, dict[s
 
 def run(options: argparse.Namespace, programs: list[Program], folder: Path) -> tuple[Results, dict[str, dict[str, Any]]]:
     """All rounds; also the last finding of each program, for its versions."""
-    panel = synthetic(folder, entities=options.entities, steps=options.steps)
-    large = synthetic(folder, entities=options.entities, steps=options.build_rows // options.entities)
+    inputs = {"known": options.known, "observed": options.observed}
+    panel = synthetic(folder, entities=options.entities, steps=options.steps, **inputs)
+    large = synthetic(folder, entities=options.entities, steps=options.build_rows // options.entities, **inputs)
     common = {"hidden": options.hidden, "started": 0.0, "batches": options.batches, "blocks": options.blocks} | shapes(options)
     results: Results = {program.name: {line.name: {clock: [] for clock in line.clocks} for line in LINES} for program in programs}
     last: dict[str, dict[str, Any]] = {}
@@ -121,6 +122,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=3, help="blocks in a process")
     parser.add_argument("--entities", type=int, default=8)
     parser.add_argument("--steps", type=int, default=1000, help="rows of an entity; a fifth are validation")
+    parser.add_argument("--known", type=int, default=4, help="inputs known ahead")
+    parser.add_argument("--observed", type=int, default=10, help="observed inputs beside the target")
     parser.add_argument("--build-rows", type=int, default=3_200_000, help="rows of the file that `build` reads, all entities")
     parser.add_argument("--allocator", action="store_true", help="also each peer with glibc told to keep large blocks")
     options = parser.parse_args()
@@ -131,7 +134,8 @@ def main() -> None:
         results, last = run(options, [*programs, *extra], Path(folder))
     print(
         f"\n{options.rounds} rounds, {options.threads} threads; hidden {options.hidden}, lookback {options.lookback}, horizon "
-        f"{options.horizon}, batch {options.batch}, 15 past and 4 known inputs, {options.build_rows:,} rows to build"
+        f"{options.horizon}, batch {options.batch}, {1 + options.known + options.observed} past and {options.known} known inputs, "
+        f"{options.build_rows:,} rows to build"
     )
     print_differences(last)
     compared = report(results, [program.name for program in ours], [program.name for program in peers])

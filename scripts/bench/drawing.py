@@ -92,3 +92,47 @@ def draw_race(path: Path, heats: Mapping[str, Any], ours: Sequence[str]) -> None
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     save(figure, path)
+
+
+def draw_policies(path: Path, results: Mapping[str, Mapping[str, list[float]]], baseline: str) -> None:
+    """Memory at the peak of training and validation, and the seconds of a step and around validation, a bar a choice."""
+    names = list(results)
+    figure, axes = grid(3, 1, 11, 1.2 + 0.26 * len(names))
+    middle = {name: {line: statistics.median(values) for line, values in found.items()} for name, found in results.items()}
+    for place, name in enumerate(names):
+        found, color = middle[name], OURS[1] if name == baseline else GREY
+        axes[0].barh(place - 0.2, found["train peak_mib"], color=color, height=0.38)
+        axes[0].barh(place + 0.2, found["validation peak_mib"], color=OURS[3] if name == baseline else PALE, height=0.38)
+        axes[1].barh(place, 1e3 * found["step seconds"], color=color, height=0.68)
+        axes[2].barh(place, 1e3 * found["around validation seconds"], color=color, height=0.68)
+        axes[1].plot([1e3 * edge for edge in _range(results[name]["step seconds"])], [place, place], color="#222222", linewidth=1.2)
+    titles = ("peak MiB: training (dark), validation (pale)", "a training step, ms", "around a validation, ms")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_yticks(range(len(names)), names if axis is axes[0] else [""] * len(names), fontsize=8)
+        axis.set_title(title, fontsize=9, loc="left")
+        axis.invert_yaxis()
+        axis.set_xlim(left=0)
+    save(figure, path)
+
+
+def draw_scale(path: Path, results: Mapping[str, Mapping[str, Any]], lines: Sequence[str]) -> None:
+    """A row of panels a scale, a panel a figure: both axes logarithmic, the dashed line grows as the scale does."""
+    figure, axes = grid(len(lines), len(results), 2.9 * len(lines), 2.5 * len(results) + 0.2)
+    for number, (scale, found) in enumerate(results.items()):
+        at = [float(place) for place in found["at"]]
+        for axis, line in zip(axes[number * len(lines) :], lines, strict=False):
+            values = [statistics.median(of_place) for of_place in found[line]]
+            axis.plot(at, [values[0] * place / at[0] for place in at], "--", color=PALE, linewidth=1.2)
+            axis.plot(at, values, "o-", color=OURS[1], markersize=4)
+            for place, of_place in zip(at, found[line], strict=True):
+                axis.plot([place, place], _range(of_place), color="#222222", linewidth=1.2)
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_title(line, fontsize=9, loc="left")
+            axis.set_xlabel(scale, fontsize=8)
+            axis.grid(color="#eeeeee")
+    save(figure, path)
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]

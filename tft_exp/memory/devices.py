@@ -301,6 +301,7 @@ class ProcessMemory(RealDevice):
         return Reading(self._rss() / MIB)
 
     def reset_peak(self) -> None:
+        self.clear_cache()  # or the mark would stand at what malloc keeps of an earlier peak
         if self._sampler is not None:
             self._sampler.reset()
         else:
