@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,11 @@ def resident_mib() -> float:
 
 
 def peak_mib() -> float:
-    """The most that was ever resident; ru_maxrss counts KiB, on macOS bytes."""
+    """The most that was ever resident. On Linux ru_maxrss begins with what the parent held when it started this process, so the
+    kernel's high-water mark is read there; elsewhere ru_maxrss counts KiB, on macOS bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:", 1)[1].split(maxsplit=1)[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (MIB if sys.platform == "darwin" else 1024)
 
 

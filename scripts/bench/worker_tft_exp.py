@@ -56,6 +56,7 @@ def overrides_of(job: Job) -> list[str]:
         "trainer.gradient_clip_norm=null",
         "device=cpu",
         f"seed={job.seed}",
+        "data.cache=cache",  # in the process's own new folder: every start is a first one
         *job.overrides,
     ]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from tft_exp.model.blocks import GatedResidualNetwork, InterpretableAttention, PerVariableGRN
+from tft_exp.model.blocks import Dropout, GatedResidualNetwork, InterpretableAttention, PerVariableGRN, draw_kept
 
 
 def test_dropout_before_the_gate_leaves_its_bias_alone() -> None:
@@ -38,3 +39,23 @@ def test_dropout_of_attention_is_not_in_what_is_explained() -> None:
     kept, same = attention.eval()(rows)
     assert torch.all(kept.abs().amax(-1) > 0)
     assert torch.equal(shares, same)
+
+
+def test_dropout_drops_a_256th_part_as_often_as_told_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    dropout, x = Dropout(0.1), torch.ones(80_000)
+    dropped = dropout(x)
+    share = 26 / 256  # the nearest to 0.1
+    deviation = (share * (1 - share) / len(x)) ** 0.5
+    assert abs(float((dropped == 0).float().mean()) - share) < 4 * deviation
+    assert torch.unique(dropped).tolist() == [0.0, pytest.approx(1 / (1 - share))]
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_every_byte_of_a_random_number_decides_by_itself() -> None:
+    torch.manual_seed(0)
+    kept = draw_kept(torch.empty(20_000, 8), 128).float()
+    limit = 5 * 20_000**-0.5
+    assert (kept.mean(0) - 0.5).abs().max() < limit
+    assert (torch.corrcoef(kept.T) - torch.eye(8)).abs().max() < limit
+    assert draw_kept(torch.empty(3, 3), 0).tolist() == [[0, 0, 0]] * 3

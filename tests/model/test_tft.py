@@ -15,6 +15,7 @@ from tft_exp.model.tft import TemporalFusionTransformer
 
 LOOKBACK, HORIZON, BATCH = 5, 3, 2
 FULL = InputSizes(2, (3,), 2, (4, 2), 3, (5,))
+MANY = InputSizes(known_cardinalities=(50,), observed_reals=1, observed_cardinalities=(3, 60))
 ROLES = {
     "everything": FULL,
     "no static": InputSizes(known_reals=2, known_cardinalities=(4,), observed_reals=3),
@@ -154,27 +155,64 @@ def test_windows_that_share_rows_are_forecast_as_if_alone(sizes: InputSizes, win
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("sizes", ROLES.values(), ids=ROLES.keys())
-@pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_computed_again_is_the_same(sizes: InputSizes, recompute: bool) -> None:
-    """Whole chunks and a broken one, of several runs; with dropout in one piece, whose masks must be drawn again alike."""
-    for dropout, chunk_rows in ((0.0, 7), (0.3, 10_000)):
-        kept, again = (
-            build(sizes, dropout=dropout).double(),
-            build(sizes, dropout=dropout, chunk_rows=chunk_rows, recompute=recompute).double(),
-        )
-        inputs = draw(sizes, batch=3, extra=4)
-        results = []
-        for model in (kept, again):
-            torch.manual_seed(5)
-            forecast = model(inputs)
-            results.append([forecast, *torch.autograd.grad(forecast.square().sum(), list(model.parameters()), allow_unused=True)])
-        for one, other in zip(*results, strict=True):
-            assert (one is None) == (other is None)
-            if one is not None:
-                torch.testing.assert_close(one, other)
+@pytest.mark.parametrize("sizes", [*ROLES.values(), MANY], ids=[*ROLES.keys(), "many categories"])
+@pytest.mark.parametrize("block_elements", [40, 300, 10_000])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_is_streamed_is_the_same(sizes: InputSizes, block_elements: int, batch: int) -> None:
+    """Blocks of some rows of a variable, of some variables, and of all; more and fewer rows than a hidden layer has elements, and
+    than there are categories."""
+    kept, streamed = build(sizes).double(), build(sizes, block_elements=block_elements, recompute=block_elements == 300).double()
+    inputs = draw(sizes, batch=batch, extra=4)
+    results = []
+    for model in (kept, streamed):
+        out = model.explain(inputs)
+        gradients = torch.autograd.grad(out.quantiles.square().sum(), list(model.parameters()), allow_unused=True)
+        results.append([*out, *gradients])
+    for one, other in zip(*results, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(kept.eval()(inputs), streamed.eval()(inputs))
+
+
+@pytest.mark.parametrize("block_elements", [40, 10_000])
+def test_gradients_of_what_is_streamed_are_those_of_its_own_masks(block_elements: int) -> None:
+    """Along a random direction, against the difference of two forecasts with the same dropout."""
+    model = build(FULL, dropout=0.3, block_elements=block_elements).double()
+    inputs, parameters = draw(FULL, batch=3, extra=4), [*model.parameters()]
+    direction = [torch.randn_like(parameter) for parameter in parameters]
+
+    def moved(step: float) -> Tensor:
         with torch.no_grad():
-            torch.testing.assert_close(kept.eval()(inputs), again.eval()(inputs))
+            for parameter, along in zip(parameters, direction, strict=True):
+                parameter.add_(along, alpha=step)
+        torch.manual_seed(5)
+        return model(inputs).square().sum()
+
+    gradients = torch.autograd.grad(moved(0.0), parameters)
+    slope = sum(float((gradient * along).sum()) for gradient, along in zip(gradients, direction, strict=True))
+    step = 1e-6
+    with torch.no_grad():
+        difference = float(moved(step) - moved(-2 * step)) / (2 * step)
+    assert slope == pytest.approx(difference, rel=1e-5)
+    torch.manual_seed(6)
+    assert not torch.allclose(model(inputs), model(inputs)), "nothing was dropped"
+
+
+def test_what_is_streamed_in_bfloat16_is_near_float32() -> None:
+    inputs = draw(FULL, batch=3, extra=4, dtype=torch.float32)
+    kept, streamed = build(FULL, hidden=16), build(FULL, hidden=16, block_elements=100)
+    exact = kept(inputs)
+    for model in (kept, streamed):
+        with torch.autocast("cpu", torch.bfloat16):
+            forecast = model(inputs)
+        assert (forecast - exact).abs().max() < 0.05 * exact.abs().max()
+        forecast.sum().backward()
+    for (name, one), other in zip(kept.named_parameters(), streamed.parameters(), strict=True):
+        assert one.grad is not None, name
+        assert other.grad is not None, name
+        assert (one.grad - other.grad).norm() <= 0.1 * one.grad.norm() + 1e-3, name
 
 
 def test_weights_and_attention_are_shares() -> None:

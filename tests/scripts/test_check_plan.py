@@ -22,7 +22,7 @@ SAMPLE = [
     "model=small policy=recreate_rewarm optimizer=galore",
     "model=tiny policy=cpu_validation optimizer=adamw_bf16",
     "model=tiny policy=offload_always optimizer=muon gradients=in_backward trainer.gradient_clip_norm=null",
-    "model=small policy=keep model.activations=stream batch.train=64 batch.validation=64",
+    "model=small policy=keep model.activations=keep batch.train=64 batch.validation=64",
     "model=small policy=keep model.activations=recompute trainer.precision=bf16",
     "model=small policy=offload model.activations=offload gradients=in_backward trainer.gradient_clip_norm=null",
     # Rows that windows share: runs in training, and in validation whatever a gap or an entity's end leaves of them.

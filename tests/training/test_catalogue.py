@@ -41,7 +41,7 @@ def large() -> tuple[Config, nn.Module, Tensor]:
     config = compose_config(["model=large", "model.lookback=8", "model.horizon=2"])
     dataset = load_dataset(config.data, config.features, lookback=8, horizon=2)
     torch.manual_seed(0)
-    model = build_model(config.model, dataset.sizes)
+    model = build_model(config.model, dataset.sizes, on_cpu=True)
     model(dataset.rows.gather(Runs(dataset.rows.windows["train"][:1])).inputs).sum().backward()
     return config, model, dataset.rows.windows["train"]
 

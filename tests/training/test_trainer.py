@@ -49,7 +49,7 @@ def trainer_for(
     **settings: object,
 ) -> Trainer:
     torch.manual_seed(0)
-    model = build_model(config.model, dataset.sizes)
+    model = build_model(config.model, dataset.sizes, on_cpu=True)
     chosen = optimizer or config.optimizer
     trainer = TrainerConfig(**{"max_epochs": 3, "limit_train_batches": 3, **settings})  # type: ignore[arg-type]
     return Trainer(
@@ -288,7 +288,7 @@ def test_spread_over_takes_its_share_of_the_whole(dataset: Dataset) -> None:
 
 
 def test_weights_on_disk_are_the_weights(config: Config, dataset: Dataset, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    one, other = build_model(config.model, dataset.sizes), build_model(config.model, dataset.sizes)
+    one, other = build_model(config.model, dataset.sizes, on_cpu=True), build_model(config.model, dataset.sizes, on_cpu=True)
     save_weights(one, tmp_path)
     load_weights(other, tmp_path)
     assert same_bits(list(one.parameters()), list(other.parameters()))

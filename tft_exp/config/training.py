@@ -38,9 +38,9 @@ class Activations(Enum):
 
 @dataclass
 class ModelConfig:
-    """Shape of the Temporal Fusion Transformer, and what becomes of its activations until the backward pass: kept; those before
-    the LSTM computed in chunks of rows and again in the backward pass (stream), those after it, too (recompute); or taken to
-    host memory and back (offload)."""
+    """Shape of the Temporal Fusion Transformer, and what becomes of its activations until the backward pass: those before the LSTM
+    are computed block by block, and again in the backward pass (stream), those after it, too (recompute); all are kept (keep), or
+    taken to host memory and back (offload)."""
 
     hidden_size: int = 32
     attention_heads: int = 4
@@ -49,7 +49,7 @@ class ModelConfig:
     lookback: int = 60
     horizon: int = 10
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
-    activations: Activations = Activations.keep
+    activations: Activations = Activations.stream
 
     def __post_init__(self) -> None:
         for key, most in (("hidden_size", 8192), ("attention_heads", 256), ("lstm_layers", 16), ("lookback", 100_000), ("horizon", 10_000)):

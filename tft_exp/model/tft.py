@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from tft_exp.model.blocks import GateAddNorm, GatedResidualNetwork, InterpretableAttention, VariableEmbedding, VariableSelection
 from tft_exp.model.inputs import Inputs, InputSizes
 from tft_exp.model.quantiles import QuantileHead
+from tft_exp.model.streaming import Part, stream_selection
 
 
 class Explanation(NamedTuple):
@@ -35,8 +35,8 @@ class TemporalFusionTransformer(nn.Module):
     What a row goes through before the LSTM does not depend on the window that it is in (its context is its entity's), and is
     done once for all windows of a run. Without dropout that is exact; with it the windows of a run share a row's mask.
 
-    With `chunk_rows` that is done so many rows at a time, and done again in the backward pass instead of being kept; with
-    `recompute` what follows the LSTM is, too. Both change no value.
+    With `block_elements` that is done in blocks of so many elements (model.streaming), and again in the backward pass instead of
+    being kept; with `recompute` what follows the LSTM is done again, too. Both change no value.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class TemporalFusionTransformer(nn.Module):
         lookback: int,
         horizon: int,
         quantiles: Sequence[float],
-        chunk_rows: int | None = None,
+        block_elements: int | None = None,
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        self.chunk_rows, self.recompute = chunk_rows, recompute
+        self.block_elements, self.recompute = block_elements, recompute
         if sizes.known + sizes.observed == 0:
             raise ValueError("a model needs at least one known or observed variable")
         self.sizes, self.hidden_size, self.lookback, self.horizon = sizes, hidden_size, lookback, horizon
@@ -136,39 +136,33 @@ class TemporalFusionTransformer(nn.Module):
 
     def _select(self, inputs: Inputs, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Selected past [runs, lookback + extra, hidden] and future [runs, horizon + extra, hidden], each with its weights."""
-        known = inputs.known_reals, inputs.known_categoricals
-        observed = inputs.observed_reals, inputs.observed_categoricals
         steps = inputs.known_reals.shape[1] - self.horizon  # of the past; as many rows later begins what is no window's past
-        past, past_weights = self._by_row(self._select_past, [*(part[:, :steps] for part in known), *observed], context)
-        future = [part[:, self.lookback :] for part in known]
+        known = inputs.known_reals, inputs.known_categoricals
+        of_past = [
+            (self.known_embedding, known[0][:, :steps], known[1][:, :steps]),
+            (self.observed_embedding, inputs.observed_reals, inputs.observed_categoricals),
+        ]
+        past, past_weights = self._by_row(self.past_selection, of_past, context)
+        future = self.known_embedding, known[0][:, self.lookback :], known[1][:, self.lookback :]
         if self.future_selection is None:
-            nothing = past.new_zeros(len(past), future[0].shape[1], self.hidden_size)
+            nothing = past.new_zeros(len(past), future[1].shape[1], self.hidden_size)
             return past, past_weights, nothing, nothing[..., :0]
-        return past, past_weights, *self._by_row(self._select_future, future, context)
+        return past, past_weights, *self._by_row(self.future_selection, [future], context)
 
-    def _by_row(self, select: Callable[..., tuple[Tensor, Tensor]], parts: list[Tensor], context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Select for `parts`, each [runs, steps, variables], every row with its run's context; [runs, steps, ...] again."""
-        steps = parts[0].shape[1]
-        rows = [part.flatten(0, 1) for part in parts]
+    def _by_row(
+        self, selection: VariableSelection, parts: Sequence[tuple[VariableEmbedding, Tensor, Tensor]], context: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Select among variables [runs, steps, variables], every row with its run's context; [runs, steps, ...] again."""
+        steps = parts[0][1].shape[1]
+        rows = [Part(embedding, reals.flatten(0, 1), categoricals.flatten(0, 1)) for embedding, reals, categoricals in parts]
         contexts = _each(context, steps)
-        if self.chunk_rows is None or len(rows[0]) <= self.chunk_rows:
-            selected, weights = again_if(self.chunk_rows is not None, select, contexts, *rows)
+        # A network without a skip layer has as many inputs as outputs, which a hidden size of 1 alone gives.
+        if self.block_elements is None or selection.weights.skip is None:
+            embedded = [variable for part in rows for variable in part.embedding(part.reals, part.categoricals)]
+            selected, weights = selection(torch.cat(embedded, dim=1), contexts)
         else:
-            chunks = zip(*(part.split(self.chunk_rows) for part in rows), strict=True)
-            of_chunks = repeat(None) if contexts is None else contexts.split(self.chunk_rows)
-            found = [again_if(True, select, own, *chunk) for own, chunk in zip(of_chunks, chunks, strict=False)]
-            selected, weights = (torch.cat(column) for column in zip(*found, strict=True))
+            selected, weights = stream_selection(selection, rows, contexts, self.block_elements)
         return selected.unflatten(0, (-1, steps)), weights.unflatten(0, (-1, steps))
-
-    def _select_past(self, context: Tensor | None, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = torch.cat([*self.known_embedding(*rows[:2]), *self.observed_embedding(*rows[2:])], dim=1)
-        selected: tuple[Tensor, Tensor] = self.past_selection(embedded, context)
-        return selected
-
-    def _select_future(self, context: Tensor | None, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.future_selection is not None
-        selected: tuple[Tensor, Tensor] = self.future_selection(torch.cat(self.known_embedding(*rows), dim=1), context)
-        return selected
 
 
 def again_if(recompute: bool, function: Callable[..., tuple[Tensor, Tensor]], *arguments: Tensor | None) -> tuple[Tensor, Tensor]:

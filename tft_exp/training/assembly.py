@@ -18,8 +18,8 @@ from tft_exp.model.tft import TemporalFusionTransformer
 from tft_exp.training.optimizers import build_optimizer
 from tft_exp.training.trainer import Trainer, spread_over
 
-# Rows of a base model's selection that a core's cache holds; half and twice as many were as fast.
-CHUNK_ROWS = 1024
+# Elements of a block of variable selection: on a CPU what a core's cache holds, on a card what keeps it busy and is little memory.
+BLOCK_ELEMENTS = {True: 1 << 18, False: 1 << 20}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
         batch = config.batch
         train = run_source(placed.windows["train"], placed.stretches["train"], batch.run_length, batch.run_stride)
         validation = runs_of(config, placed, "validation")
-        model = build_model(config.model, sizes)
+        model = build_model(config.model, sizes, on_cpu=not memory.has_host)
         carry_module(model, memory.put)
         memory.observe(model)
         quantiles = memory.put(torch.tensor(config.model.quantiles))
@@ -77,7 +77,7 @@ def runs_of(config: Config, rows: WindowedRows, split: str) -> list[Runs]:
     return evaluation_runs(windows, rows.stretches[split], config.batch.validation, rows.lookback)
 
 
-def build_model(shape: ModelConfig, sizes: InputSizes) -> TemporalFusionTransformer:
+def build_model(shape: ModelConfig, sizes: InputSizes, *, on_cpu: bool) -> TemporalFusionTransformer:
     return TemporalFusionTransformer(
         sizes,
         hidden_size=shape.hidden_size,
@@ -87,6 +87,6 @@ def build_model(shape: ModelConfig, sizes: InputSizes) -> TemporalFusionTransfor
         lookback=shape.lookback,
         horizon=shape.horizon,
         quantiles=shape.quantiles,
-        chunk_rows=CHUNK_ROWS if shape.activations in (Activations.stream, Activations.recompute) else None,
+        block_elements=BLOCK_ELEMENTS[on_cpu] if shape.activations in (Activations.stream, Activations.recompute) else None,
         recompute=shape.activations is Activations.recompute,
     )
