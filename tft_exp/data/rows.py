@@ -72,17 +72,24 @@ class WindowedRows:
         steps = torch.arange(self.lookback + self.horizon + extra, device=first.device)
         rows = first[:, None] + steps
         past = rows[:, : self.lookback + extra]
-        future = rows[:, self.lookback :].unfold(1, self.horizon, runs.stride).flatten(0, 1)
+        future = rows[:, self.lookback :]
+        if runs.windows > 1:
+            future = future.unfold(1, self.horizon, runs.stride).flatten(0, 1)
         of_each = entity if runs.windows == 1 else entity.repeat_interleave(runs.windows)
         inputs = Inputs(
-            t.static_reals[entity],
-            t.static_categoricals[entity],
-            t.known_reals[rows],
-            t.known_categoricals[rows],
-            t.observed_reals[past],
-            t.observed_categoricals[past],
+            take(t.static_reals, entity),
+            take(t.static_categoricals, entity),
+            take(t.known_reals, rows),
+            take(t.known_categoricals, rows),
+            take(t.observed_reals, past),
+            take(t.observed_categoricals, past),
             runs.stride,
         )
-        batch = Batch(inputs, t.target[future], t.target_location[of_each], t.target_scale[of_each])
+        batch = Batch(inputs, t.target.take(future), t.target_location.take(of_each), t.target_scale.take(of_each))
         self.release()
         return batch
+
+
+def take(values: Tensor, at: Tensor) -> Tensor:
+    """values[at], which takes twice as long, of values [rows, columns]; nothing where there is no column."""
+    return torch.embedding(values, at) if values.shape[1] else values.new_empty(*at.shape, 0)

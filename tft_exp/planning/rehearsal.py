@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tft_exp.config import Config
+from tft_exp.config import Config, DeviceKind
 from tft_exp.data.rows import InputTensors, WindowedRows
 from tft_exp.data.runs import batches_of
 from tft_exp.hardware import kernel_memory, planned_device
@@ -61,7 +61,9 @@ class Rehearsal:
 def rehearse(config: Config, shape: DataShape) -> Rehearsal:
     """Rehearse a run on a card without limits. Raises UserError where the trainer would, whatever the device."""
     allocator = TracingAllocator()
-    memory = VirtualMemory(0, 0, kernels=kernel_memory(planned_device(config.device)))
+    device = planned_device(config.device)
+    memory = VirtualMemory(0, 0, kernels=kernel_memory(device))
+    memory.has_host = device.kind is not DeviceKind.cpu
     memory.allocator = allocator  # type: ignore[assignment]
     timeline = MarkedTimeline(memory, allocator)
     short = replace(config, trainer=replace(config.trainer, max_epochs=min(EPOCHS, config.trainer.max_epochs)))
