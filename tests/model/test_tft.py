@@ -34,13 +34,12 @@ def build(
     return TemporalFusionTransformer(
         sizes,
         hidden_size=hidden,
-        attention_heads=2,
+        **{"attention_heads": 2} | more,
         lstm_layers=layers,
         dropout=dropout,
         lookback=LOOKBACK,
         horizon=HORIZON,
         quantiles=levels,
-        **more,
     )
 
 
@@ -66,9 +65,10 @@ def draw(sizes: InputSizes, batch: int = BATCH, seed: int = 1, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("sizes", ROLES.values(), ids=ROLES.keys())
-@pytest.mark.parametrize("layers", [1, 2])
-def test_values_weights_and_every_gradient_equal_the_plain_loop(sizes: InputSizes, layers: int) -> None:
-    model = build(sizes, layers=layers).double()
+@pytest.mark.parametrize(("layers", "heads"), [(1, 2), (2, 4)])
+def test_values_weights_and_every_gradient_equal_the_plain_loop(sizes: InputSizes, layers: int, heads: int) -> None:
+    """With fewer heads times forecast rows than rows, and more."""
+    model = build(sizes, layers=layers, attention_heads=heads).double()
     inputs = draw(sizes)
     out = model.explain(inputs)
     plain = [torch.stack(parts) for parts in zip(*(forecast_one(model, inputs, b) for b in range(BATCH)), strict=True)]

@@ -179,10 +179,15 @@ class InterpretableAttention(nn.Module):
         [batch, horizon, lookback + horizon]."""
         horizon = self.hidden_from.shape[0]
         query = self.query(rows[:, -horizon:]).unflatten(-1, (self.heads, self.head_size))
-        # query . (key map of a row) = (transposed key map of the query) . row: the horizon's rows are mapped instead of all.
-        by_head = self.key.weight.unflatten(0, (self.heads, self.head_size))
-        asked = torch.einsum("bqnd,ndh->bnqh", query, by_head).flatten(1, 2)
-        scores = (asked @ rows.transpose(1, 2)).unflatten(1, (self.heads, horizon)) / math.sqrt(self.head_size)
+        if self.heads * horizon < rows.shape[1]:
+            # query . (key map of a row) = (transposed key map of the query) . row: fewer are mapped.
+            by_head = self.key.weight.unflatten(0, (self.heads, self.head_size))
+            asked = torch.einsum("bqnd,ndh->bnqh", query, by_head).flatten(1, 2)
+            products = (asked @ rows.transpose(1, 2)).unflatten(1, (self.heads, horizon))
+        else:
+            key = self.key(rows).unflatten(-1, (self.heads, self.head_size))
+            products = query.transpose(1, 2) @ key.permute(0, 2, 3, 1)
+        scores = products / math.sqrt(self.head_size)
         attention = torch.softmax(scores.masked_fill(self.hidden_from, -torch.inf), dim=-1)
         # With shared values the mean over heads of (attention @ value) is (mean attention) @ value, and that the value of the mean row.
         mean = self.dropout(attention).mean(1)
