@@ -158,8 +158,8 @@ class TemporalFusionTransformer(nn.Module):
         contexts = _each(context, steps)
         # A network without a skip layer has as many inputs as outputs, which a hidden size of 1 alone gives.
         if self.block_elements is None or selection.weights.skip is None:
-            embedded = [variable for part in rows for variable in part.embedding(part.reals, part.categoricals)]
-            selected, weights = selection(torch.cat(embedded, dim=1), contexts)
+            # No name for the parts: they would stay beside the whole.
+            selected, weights = selection(torch.cat([v for part in rows for v in part.embedding(*part[1:])], dim=1), contexts)
         else:
             selected, weights = stream_selection(selection, rows, contexts, self.block_elements)
         return selected.unflatten(0, (-1, steps)), weights.unflatten(0, (-1, steps))
