@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,6 +129,11 @@ def draw_scale(path: Path, results: Mapping[str, Mapping[str, Any]], lines: Sequ
                 axis.plot([place, place], _range(of_place), color="#222222", linewidth=1.2)
             axis.set_xscale("log")
             axis.set_yscale("log")
+            axis.set_xticks(at, [f"{place:,.0f}" for place in at])
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter("{x:,g}")
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.yaxis.set_minor_locator(NullLocator())
             axis.set_title(line, fontsize=9, loc="left")
             axis.set_xlabel(scale, fontsize=8)
             axis.grid(color="#eeeeee")
