@@ -95,14 +95,7 @@ def attend(model: TemporalFusionTransformer, rows: list[Tensor], step: int) -> t
 
 
 def quantiles(model: TemporalFusionTransformer, hidden: Tensor) -> Tensor:
-    raw = linear(hidden, model.head.linear)
-    centre = model.head.centre
-    out = {centre: raw[centre]}
-    for i in range(centre + 1, len(raw)):
-        out[i] = out[i - 1] + F.softplus(raw[i])
-    for i in range(centre - 1, -1, -1):
-        out[i] = out[i + 1] - F.softplus(raw[i])
-    return torch.stack([out[i] for i in range(len(raw))])
+    return torch.stack(sorted(linear(hidden, model.head.linear), key=lambda value: value.item()))
 
 
 def forecast_one(model: TemporalFusionTransformer, inputs: Inputs, b: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tft_exp.model.blocks import GateAddNorm, GatedResidualNetwork, InterpretableAttention, VariableEmbedding, VariableSelection
+from tft_exp.model.initial import initialize
 from tft_exp.model.inputs import Inputs, InputSizes
 from tft_exp.model.quantiles import QuantileHead
 from tft_exp.model.streaming import Part, stream_selection
@@ -85,6 +86,7 @@ class TemporalFusionTransformer(nn.Module):
         self.positionwise = grn()
         self.output_gate = GateAddNorm(hidden_size, hidden_size, dropout)
         self.head = QuantileHead(hidden_size, quantiles)
+        initialize(self)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Quantile forecasts, [windows, horizon, quantiles], run by run, in the scale of the inputs' target and rising."""
