@@ -26,7 +26,8 @@ def test_a_forget_gate_begins_open_and_recurrent_maps_orthogonal() -> None:
 def test_layers_are_drawn_by_their_fan_in_and_begin_without_a_bias(network: nn.Module) -> None:
     torch.manual_seed(0)
     initialize(network)
-    spreads = {name: float(tensor.detach().std()) for name, tensor in network.named_parameters() if tensor.dim() > 1 and tensor.shape[-2] > 1}
+    maps = {name: tensor.detach() for name, tensor in network.named_parameters() if tensor.dim() > 1 and tensor.shape[-2] > 1}
+    spreads = {name: float(tensor.std()) for name, tensor in maps.items()}
     he, glorot = math.sqrt(2 / 64), math.sqrt(2 / (64 + 128))
     for name, spread in spreads.items():
         assert spread == pytest.approx(he if name.startswith(("first", "second")) else glorot, rel=0.05), name
