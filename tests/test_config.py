@@ -67,6 +67,7 @@ def test_every_key_is_read_somewhere() -> None:
         (["policy.residency=never"], ["policy.residency", "'never'", "keep, clear_cache, clear_cache_every_batch, recreate, offload"]),
         (["model.hidden_size=0"], ["model.hidden_size=0", "from 1 to 8192"]),
         (["model.dropout=1"], ["model.dropout=1.0", "less than 1"]),
+        (["model.selection_size=0"], ["model.selection_size=0", "null: as many as variables"]),
         (["model.hidden_size=30"], ["model.attention_heads=4", "must divide model.hidden_size=30"]),
         (["model.quantiles=[0.9,0.5]"], ["model.quantiles=[0.9, 0.5]", "rising"]),
         (["model.quantiles=[0.1,0.9]"], ["model.quantiles", "0.5"]),

@@ -10,10 +10,12 @@ time that evaluations take is left out of both (the JSON has the seconds with it
 
 A heat is one data set and one hidden size. Its loss to reach is the lowest mean over seeds of a peer's best loss. Programs
 are compared by the seconds of their mean curve (the mean over seeds of the lowest loss so far), because there the best peer
-reaches its loss by definition; the seconds of each seed stand beside.
+reaches its loss by definition; the seconds of each seed stand beside. Ours are held against each peer by itself, too: by
+the seconds to that peer's own best loss.
 
 An epoch is --steps-per-epoch steps over windows in random order; 0 makes it a pass over all training windows. Runs go seed
-by seed, program by program, in turns; --resume goes on where the JSON of the same settings stops.
+by seed, program by program, in turns; --resume goes on where the JSON of the same settings stops, and takes more data sets,
+hidden sizes, seeds and variants to what it has. With --peer-seeds ours run over more seeds than the peers.
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ import math
 import os
 import statistics
 import tempfile
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from drawing import draw_race
+from environments import PEERS
 from job import Job, Panel
 from panels import REAL
 from programs import ABOUT, add_options, chosen_programs, print_differences, shapes, write_json
 
 FIGURES = Path(__file__).resolve().parent.parent / "figures"
 COLUMNS = ("step", "loss", "since_start", "since_first_step", "since_start_with_evaluations", "since_first_step_with_evaluations")
+# What figures of one JSON have in common.
+SETTINGS = (
+    "threads", "lookback", "horizon", "batch", "continuous",
+    "epochs", "steps_per_epoch", "evaluations", "patience", "stride", "learning_rate",
+)  # fmt: skip
 CLOCKS = {"since_start": "from process start", "since_first_step": "from first step"}
 # program -> seed -> column -> one value an evaluation
 Curves = dict[str, dict[str, dict[str, list[float]]]]
@@ -81,8 +90,9 @@ def mean_curve(of_seed: dict[str, dict[str, list[float]]]) -> dict[str, list[flo
     return mean
 
 
-def judge(curves: Curves, peers: list[str]) -> dict[str, Any]:
+def judge(curves: Curves) -> dict[str, Any]:
     """The loss to reach, who set it, and each program's seconds to it: of each seed, and of the mean curve over seeds."""
+    ours, peers = parted(curves)
     best = {name: [min(curve["loss"]) for curve in of_seed.values()] for name, of_seed in curves.items()}
     best_peer = min(peers, key=lambda name: statistics.mean(best[name]))
     target = statistics.mean(best[best_peer])
@@ -90,15 +100,25 @@ def judge(curves: Curves, peers: list[str]) -> dict[str, Any]:
         clock: {name: [seconds_to(target, curve, clock) for curve in of_seed.values()] for name, of_seed in curves.items()}
         for clock in CLOCKS
     }
-    of_mean = {clock: {name: seconds_to(target, mean_curve(of_seed), clock) for name, of_seed in curves.items()} for clock in CLOCKS}
-    return {"best peer": best_peer, "target": target, "best": best, "by seed": by_seed, "of mean": of_mean, "curves": curves}
+    means = {name: mean_curve(of_seed) for name, of_seed in curves.items()}
+    of_mean = {clock: {name: seconds_to(target, mean, clock) for name, mean in means.items()} for clock in CLOCKS}
+    to_own = {peer: {name: seconds_to(means[peer]["loss"][-1], means[name], "since_start") for name in (peer, *ours)} for peer in peers}
+    found = {"best peer": best_peer, "target": target, "best": best, "by seed": by_seed, "of mean": of_mean}
+    return found | {"to a peer's own best": to_own, "curves": curves}
 
 
 def seconds_text(seconds: float) -> str:
     return "never" if math.isinf(seconds) else f"{seconds:,.1f}"
 
 
-def report(title: str, heat: dict[str, Any], ours: list[str], peers: list[str]) -> None:
+def parted(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Ours and the peers."""
+    ours, peers = ([name for name in names if (name in PEERS) is theirs] for theirs in (False, True))
+    return ours, peers
+
+
+def report(title: str, heat: dict[str, Any]) -> None:
+    ours, peers = parted(heat["curves"])
     print(f"\n{title}: seconds to a loss of {heat['target']:.4f}, the mean best one of {heat['best peer']}")
     width = max(map(len, heat["best"]))
     heads = "".join(f"{f'{words}: mean curve, by seed':<44}" for words in CLOCKS.values())
@@ -117,6 +137,9 @@ def report(title: str, heat: dict[str, Any], ours: list[str], peers: list[str]) 
         for name in ours:
             if math.isfinite(seconds[name]):
                 print(f"  {words}, {name} is {seconds[fastest] / seconds[name]:.2f} times as fast as {fastest}, the fastest peer")
+    for peer, reached in heat["to a peer's own best"].items():
+        told = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in reached.items())
+        print(f"  seconds from process start to the best loss of {peer}: {told}")
 
 
 def main() -> None:
@@ -126,6 +149,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=["ETTh1", "equities"], choices=list(REAL))
     parser.add_argument("--hidden", type=int, nargs="*", default=[32, 64])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--peer-seeds", type=int, default=None, help="seeds of the peers, where ours run over more")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps-per-epoch", type=int, default=100)
     parser.add_argument("--evaluations", type=int, default=5, help="in an epoch")
@@ -137,12 +161,15 @@ def main() -> None:
     if not options.peers:
         parser.error("a race needs a peer")
     programs = chosen_programs(options)
-    ours, peers = ([program.name for program in programs if program.ours is mine] for mine in (True, False))
-    settings = {name: value for name, value in vars(options).items() if name not in ("environments", "json", "png", "data", "resume")}
+    settings = {name: value for name, value in vars(options).items() if name in SETTINGS}
     path = options.json or FIGURES / "bench_race.json"
     before = json.loads(path.read_text()) if options.resume and path.exists() else {}
     content: dict[str, Any] = before if before.get("settings") == settings else {"settings": settings, "programs": {}, "heats": {}}
     content["cores"] = os.cpu_count()
+    variants = content.setdefault("variants", {})
+    for program in programs:
+        if program.ours and variants.setdefault(program.name, program.overrides) != program.overrides:
+            parser.error(f"{path} has other figures of a variant named {program.name}: {' '.join(variants[program.name])}")
 
     with tempfile.TemporaryDirectory() as folder:
         panels = {name: REAL[name](Path(folder), options.data) for name in options.sets}
@@ -150,6 +177,8 @@ def main() -> None:
         for seed, (name, panel), hidden, program in product(range(options.seeds), panels.items(), options.hidden, programs):
             title = f"{name}, hidden {hidden}"
             curves: Curves = content["heats"].setdefault(title, {}).setdefault("curves", {})
+            if not program.ours and options.peer_seeds is not None and seed >= options.peer_seeds:
+                continue
             if str(seed) in curves.setdefault(program.name, {}):
                 continue
             job = job_of(options, panel, hidden, seed)
@@ -166,10 +195,10 @@ def main() -> None:
         print(f"\non {name}:")
         print_differences(about)
     for title, heat in content["heats"].items():
-        content["heats"][title] = judged = judge(heat["curves"], peers)
-        report(title, judged, ours, peers)
+        content["heats"][title] = judged = judge(heat["curves"])
+        report(title, judged)
     write_json(path, content)
-    draw_race(options.png or FIGURES / "bench_race.png", content["heats"], ours)
+    draw_race(options.png or FIGURES / "bench_race.png", content["heats"])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def draw_peers(path: Path, results: Mapping[str, Any], lines: Sequence[Any], our
     save(figure, path)
 
 
-def draw_race(path: Path, heats: Mapping[str, Any], ours: Sequence[str]) -> None:
+def draw_race(path: Path, heats: Mapping[str, Any]) -> None:
     """A panel a heat (data and hidden size): validation loss against seconds from the start of the process, a line a seed.
 
     The dashed line is the loss to reach, the dot of each line where it does.
@@ -68,10 +68,11 @@ def draw_race(path: Path, heats: Mapping[str, Any], ours: Sequence[str]) -> None
     figure, axes = grid(columns, rows, 5.5 * columns, 3.3 * rows + 0.4)
     for axis in axes[len(heats) :]:
         axis.set_visible(False)
+    ours = list(dict.fromkeys(name for heat in heats.values() for name in heat["curves"] if name not in PEERS))
     for axis, (title, heat) in zip(axes, heats.items(), strict=False):
         losses = [loss for curves in heat["curves"].values() for curve in curves.values() for loss in curve["loss"][1:]]
         for name, curves in heat["curves"].items():
-            color = OURS[list(ours).index(name) % len(OURS)] if name in ours else PEERS.get(name, GREY)
+            color = OURS[ours.index(name) % len(OURS)] if name in ours else PEERS.get(name, GREY)
             for number, curve in enumerate(curves.values()):
                 axis.plot(
                     curve["since_start"], curve["loss"], color=color, linewidth=1.3, alpha=0.8, label=None if number else name,

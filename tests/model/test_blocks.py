@@ -12,7 +12,7 @@ from tft_exp.model.blocks import Dropout, GatedResidualNetwork, InterpretableAtt
 def test_dropout_before_the_gate_leaves_its_bias_alone() -> None:
     """GLU(W 0 + b): a dropout after the gate would leave nothing, none at all would leave the hidden state."""
     torch.manual_seed(0)
-    grn = GatedResidualNetwork(5, 8, 6, dropout=1.0, context=True)
+    grn = GatedResidualNetwork(5, 8, 6, dropout=1.0, context_size=8)
     a, context = torch.randn(4, 5), torch.randn(4, 8)
     assert grn.skip is not None
     expected = grn.gate.norm(grn.skip(a) + F.glu(grn.gate.linear.bias, dim=-1))

@@ -12,16 +12,6 @@ from tft_exp.model.blocks import GatedResidualNetwork, PerVariableGRN
 from tft_exp.model.initial import initialize
 
 
-def test_a_forget_gate_begins_open_and_recurrent_maps_orthogonal() -> None:
-    lstm = nn.LSTM(16, 32, num_layers=2)
-    initialize(lstm)
-    for layer in (0, 1):
-        bias = getattr(lstm, f"bias_ih_l{layer}") + getattr(lstm, f"bias_hh_l{layer}")
-        assert bias.tolist() == [0.0] * 32 + [1.0] * 32 + [0.0] * 64
-        recurrent = getattr(lstm, f"weight_hh_l{layer}")
-        torch.testing.assert_close(recurrent.t() @ recurrent, torch.eye(32))
-
-
 @pytest.mark.parametrize("network", [GatedResidualNetwork(64, 64, 64, 0.0), PerVariableGRN(9, 64, 0.0)])
 def test_layers_are_drawn_by_their_fan_in_and_begin_without_a_bias(network: nn.Module) -> None:
     torch.manual_seed(0)

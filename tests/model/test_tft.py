@@ -292,11 +292,30 @@ def test_it_learns_what_it_is_shown() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.parametrize(("chosen", "widths"), [(None, [1, 8, 2]), (3, [3, 3, 3])])
+def test_a_weights_network_is_as_wide_as_there_are_variables_or_as_chosen(chosen: int | None, widths: list[int]) -> None:
+    """One static, ten past and two future variables, hidden size 8."""
+    sizes = InputSizes(static_cardinalities=(3,), known_reals=2, observed_reals=8)
+    model = build(sizes, selection_size=chosen)
+    networks = [selection.weights for selection in (model.static_selection, model.past_selection, model.future_selection) if selection]
+    assert [network.second.out_features for network in networks] == widths
+    streamed = build(sizes, selection_size=chosen, block_elements=40)
+    torch.testing.assert_close(model.eval()(draw(sizes, dtype=torch.float32)), streamed.eval()(draw(sizes, dtype=torch.float32)))
+
+
 def test_parameters_of_the_reported_model() -> None:
     """Hidden 256 with 225 inputs: the 94.65 million parameters that the report's figures point to."""
     sizes = InputSizes(4, (1,), 10, (), 210, ())
     with torch.device("meta"):
         model = TemporalFusionTransformer(
-            sizes, hidden_size=256, attention_heads=8, lstm_layers=2, dropout=0.1, lookback=60, horizon=10, quantiles=[0.1, 0.5, 0.9]
+            sizes,
+            hidden_size=256,
+            attention_heads=8,
+            lstm_layers=2,
+            dropout=0.1,
+            lookback=60,
+            horizon=10,
+            quantiles=[0.1, 0.5, 0.9],
+            selection_size=256,
         )
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(94.65e6, rel=1e-3)

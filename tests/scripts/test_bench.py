@@ -66,17 +66,22 @@ def curve(bench: SimpleNamespace, *losses: float, pace: float) -> dict[str, list
     return columns | {"loss": list(losses)}
 
 
+def test_our_variants_and_the_peers_are_told_apart(bench: SimpleNamespace) -> None:
+    assert bench.bench_race.parted(["darts", "runs of 8", "tft-exp"]) == (["runs of 8", "tft-exp"], ["darts"])
+
+
 def test_the_loss_to_reach_is_the_best_peers_mean(bench: SimpleNamespace) -> None:
     curves = {
         "ours": {"0": curve(bench, 9, 4, 2, pace=1.0), "1": curve(bench, 9, 5, 3, pace=1.0)},
-        "slow": {"0": curve(bench, 9, 6, 3, pace=10.0), "1": curve(bench, 9, 6, 5, 6, pace=10.0)},
-        "poor": {"0": curve(bench, 9, 8, pace=2.0), "1": curve(bench, 9, 7, pace=2.0)},
+        "darts": {"0": curve(bench, 9, 6, 3, pace=10.0), "1": curve(bench, 9, 6, 5, 6, pace=10.0)},
+        "neuralforecast": {"0": curve(bench, 9, 8, pace=2.0), "1": curve(bench, 9, 7, pace=2.0)},
     }
-    heat = bench.bench_race.judge(curves, ["slow", "poor"])
-    assert (heat["best peer"], heat["target"]) == ("slow", 4.0)
-    assert heat["by seed"]["since_start"] == {"ours": [1.0, 2.0], "slow": [20.0, math.inf], "poor": [math.inf, math.inf]}
+    heat = bench.bench_race.judge(curves)
+    assert (heat["best peer"], heat["target"]) == ("darts", 4.0)
+    assert heat["by seed"]["since_start"] == {"ours": [1.0, 2.0], "darts": [20.0, math.inf], "neuralforecast": [math.inf, math.inf]}
     # Of the mean over seeds of the lowest loss so far: 9, 4.5, 2.5 and 9, 6, 4, 4.
-    assert heat["of mean"]["since_start"] == {"ours": 2.0, "slow": 20.0, "poor": math.inf}
+    assert heat["of mean"]["since_start"] == {"ours": 2.0, "darts": 20.0, "neuralforecast": math.inf}
+    assert heat["to a peer's own best"] == {"darts": {"darts": 20.0, "ours": 2.0}, "neuralforecast": {"neuralforecast": 2.0, "ours": 1.0}}
 
 
 @pytest.mark.parametrize(("name", "more", "times"), [("train", True, [2.0, 3.0]), ("epoch", False, [0.5, 1 / 3])])

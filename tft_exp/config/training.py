@@ -40,7 +40,10 @@ class Activations(Enum):
 class ModelConfig:
     """Shape of the Temporal Fusion Transformer, and what becomes of its activations until the backward pass: those before the LSTM
     are computed block by block, and again in the backward pass (stream), those after it, too (recompute); all are kept (keep), or
-    taken to host memory and back (offload)."""
+    taken to host memory and back (offload).
+
+    `selection_size` is the hidden layer of the networks that weight the variables: of as many as there are variables, but no more
+    than `hidden_size` (null), or of a size of its own, in the paper `hidden_size`."""
 
     hidden_size: int = 32
     attention_heads: int = 4
@@ -49,11 +52,18 @@ class ModelConfig:
     lookback: int = 60
     horizon: int = 10
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    selection_size: int | None = None
     activations: Activations = Activations.stream
 
     def __post_init__(self) -> None:
         for key, most in (("hidden_size", 8192), ("attention_heads", 256), ("lstm_layers", 16), ("lookback", 100_000), ("horizon", 10_000)):
             require(1 <= getattr(self, key) <= most, f"model.{key}", getattr(self, key), f"a whole number from 1 to {most}")
+        require(
+            self.selection_size is None or 1 <= self.selection_size <= 8192,
+            "model.selection_size",
+            self.selection_size,
+            "a whole number from 1 to 8192, or null: as many as variables, at most model.hidden_size",
+        )
         require(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "from 0 to less than 1")
         require(
             self.hidden_size % self.attention_heads == 0,

@@ -38,18 +38,18 @@ def draw_kept(like: Tensor, kept: int) -> Tensor:
 
 
 class GatedResidualNetwork(nn.Module):
-    """GRN (section 4.1, eq. 2-5): LayerNorm(skip(a) + GLU(W1 ELU(W2 a + W3 c)))."""
+    """GRN (section 4.1, eq. 2-5): LayerNorm(skip(a) + GLU(W1 ELU(W2 a + W3 c))), of a context of `context_size`, or of none."""
 
-    def __init__(self, inputs: int, hidden_size: int, outputs: int, dropout: float, *, context: bool = False) -> None:
+    def __init__(self, inputs: int, hidden_size: int, outputs: int, dropout: float, *, context_size: int | None = None) -> None:
         super().__init__()
         self.first = nn.Linear(inputs, hidden_size)
-        self.context = nn.Linear(hidden_size, hidden_size, bias=False) if context else None
+        self.context = nn.Linear(context_size, hidden_size, bias=False) if context_size else None
         self.second = nn.Linear(hidden_size, hidden_size)
         self.gate = GateAddNorm(hidden_size, outputs, dropout)
         self.skip = nn.Linear(inputs, outputs) if inputs != outputs else None
 
     def forward(self, a: Tensor, context: Tensor | None = None) -> Tensor:
-        """`a` [..., inputs], `context` broadcastable to [..., hidden]; returns [..., outputs]."""
+        """`a` [..., inputs], `context` broadcastable to [..., context]; returns [..., outputs]."""
         hidden = self.first(a)
         if self.context is not None and context is not None:
             hidden = hidden + self.context(context)
@@ -137,11 +137,21 @@ class VariableEmbedding(nn.Module):
 
 
 class VariableSelection(nn.Module):
-    """Variable selection network (section 4.2, eq. 6-8)."""
+    """Variable selection network (section 4.2, eq. 6-8).
 
-    def __init__(self, variables: int, hidden_size: int, dropout: float, *, context: bool) -> None:
+    The network of the weights has a hidden layer of `weights_size`; by default one no wider than there are variables, as
+    pytorch-forecasting and darts have it, which learns sooner than the paper's of `hidden_size`.
+    """
+
+    def __init__(self, variables: int, hidden_size: int, dropout: float, *, context: bool, weights_size: int | None = None) -> None:
         super().__init__()
-        self.weights = GatedResidualNetwork(variables * hidden_size, hidden_size, variables, dropout, context=context)
+        self.weights = GatedResidualNetwork(
+            variables * hidden_size,
+            weights_size or min(hidden_size, variables),
+            variables,
+            dropout,
+            context_size=hidden_size if context else None,
+        )
         self.variables = PerVariableGRN(variables, hidden_size, dropout)
 
     def forward(self, embedded: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:

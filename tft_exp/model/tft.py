@@ -51,6 +51,7 @@ class TemporalFusionTransformer(nn.Module):
         lookback: int,
         horizon: int,
         quantiles: Sequence[float],
+        selection_size: int | None = None,
         block_elements: int | None = None,
         recompute: bool = False,
     ) -> None:
@@ -63,10 +64,11 @@ class TemporalFusionTransformer(nn.Module):
         has_static = sizes.static > 0
 
         def grn(*, context: bool = False) -> GatedResidualNetwork:
-            return GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout, context=context)
+            context_size = hidden_size if context else None
+            return GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout, context_size=context_size)
 
         def selection(variables: int, *, context: bool) -> VariableSelection:
-            return VariableSelection(variables, hidden_size, dropout, context=context)
+            return VariableSelection(variables, hidden_size, dropout, context=context, weights_size=selection_size)
 
         self.static_embedding = VariableEmbedding(sizes.static_reals, sizes.static_cardinalities, hidden_size)
         self.known_embedding = VariableEmbedding(sizes.known_reals, sizes.known_cardinalities, hidden_size)
@@ -84,7 +86,7 @@ class TemporalFusionTransformer(nn.Module):
         self.attention = InterpretableAttention(hidden_size, attention_heads, dropout, lookback, horizon)
         self.attention_gate = GateAddNorm(hidden_size, hidden_size, dropout)
         self.positionwise = grn()
-        self.output_gate = GateAddNorm(hidden_size, hidden_size, dropout)
+        self.output_gate = GateAddNorm(hidden_size, hidden_size, 0.0)  # its input comes from a gate already, as in the authors' code
         self.head = QuantileHead(hidden_size, quantiles)
         initialize(self)
 

@@ -87,6 +87,7 @@ def build_model(shape: ModelConfig, sizes: InputSizes, *, on_cpu: bool) -> Tempo
         lookback=shape.lookback,
         horizon=shape.horizon,
         quantiles=shape.quantiles,
+        selection_size=shape.selection_size,
         block_elements=BLOCK_ELEMENTS[on_cpu] if shape.activations in (Activations.stream, Activations.recompute) else None,
         recompute=shape.activations is Activations.recompute,
     )
