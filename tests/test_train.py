@@ -264,7 +264,7 @@ def test_a_real_out_of_memory_in_validation_is_a_result_and_the_next_job_runs(tm
 def test_on_a_virtual_card_the_policy_decides_and_the_control_is_seen(tmp_path: Path, home: Path) -> None:
     """Training fits, validation fits only without the optimizer's state: the report's failure and its cure, small."""
     arguments = ["device=virtual_4gb", "device.capacity_mib=546", "model=small", "model.hidden_size=128", "model.lookback=24"]
-    arguments += ["model.activations=keep"]
+    arguments += ["model.activations=keep", "model.selection_size=128"]
     arguments += ["batch.train=4", "batch.validation=54", "trainer=quick", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
     arguments += ["trainer.limit_validation_batches=1"]
     done = tft_exp("train", "-m", "policy=stash,keep,recreate,offload", *arguments, cwd=tmp_path)
