@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from tft_exp.config import Activations, AuditMode, BatchConfig, Config
+from tft_exp.config import Activations, AuditMode, BatchConfig, Compile, Config
 from tft_exp.data.dataset import Dataset, load_dataset
 from tft_exp.data.runs import batches_of
 from tft_exp.errors import AuditError
-from tft_exp.hardware import device_name, open_device_memory, resolve_device
+from tft_exp.hardware import device_name, open_device_memory, resolve_device, slow_precision
 from tft_exp.memory.audit import Finding
 from tft_exp.memory.devices import DeviceMemory, is_out_of_memory
 from tft_exp.memory.policies import idle_on
@@ -30,6 +30,7 @@ from tft_exp.tracking.recorder import Recorder, record_run
 from tft_exp.tracking.spool import Destination
 from tft_exp.training.assembly import assemble, runs_of, validation_windows
 from tft_exp.training.checkpoint import load_weights, save_preprocessing, save_weights
+from tft_exp.training.compiling import compile_seconds
 from tft_exp.training.metrics import audit_metrics, epoch_metrics, quality_metrics, run_summary, shortage_metrics
 from tft_exp.training.naive import naive_qualities
 from tft_exp.training.optimizers import require_installed
@@ -102,6 +103,9 @@ def _prepare(config: Config, job: Job) -> Ready:
         log.warning("note: %s", reason)
     if config.model.activations is Activations.offload and not memory.has_host:
         log.warning("note: model.activations=offload keeps activations where they are: host memory is the device's own")
+    reason = slow_precision(config.trainer.precision, device)
+    if reason is not None:
+        log.warning("note: %s", reason)
     code_tags, diff = code_state()
     tags = {
         **code_tags,
@@ -330,6 +334,9 @@ def _train(config: Config, dataset: Dataset, timeline: Timeline, recorder: Recor
             progress.epoch(result.epoch + 1, metrics)
             if result.improved:
                 save_weights(model, checkpoint)
+    if config.model.compile is not Compile.none:
+        progressed.extra["compile_seconds"] = compile_seconds()
+        log.info("%s: compiling took %.1f s, most of it in the first epoch", recorder.name, compile_seconds())
     if len(rows.windows["test"]):
         load_weights(model, checkpoint)
         # As validation has it: without the state where the policy takes it away, because no more than that was seen to fit.

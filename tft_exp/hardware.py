@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tft_exp.config import DeviceConfig, DeviceKind
+from tft_exp.config import DeviceConfig, DeviceKind, Precision
 from tft_exp.errors import ConfigError
 from tft_exp.memory.devices import MIB, DeviceMemory, keep_freed_memory, open_memory
 from tft_exp.memory.kernels import KernelMemory
@@ -71,6 +71,26 @@ def kernel_memory(config: DeviceConfig) -> KernelMemory:
     if config.kind not in (DeviceKind.cuda, DeviceKind.virtual):
         return KernelMemory(0, config.lstm_reserve)
     return KernelMemory(config.cublas_workspace_kib * 1024, config.lstm_reserve)
+
+
+# Of torch.cpu.get_capabilities, on x86 and on ARM.
+CPU_INSTRUCTIONS = {
+    Precision.bf16: ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16"),
+    Precision.fp16: ("amx_fp16", "avx512_fp16", "fp16_arith"),
+}
+
+
+def slow_precision(precision: Precision, device: torch.device) -> str | None:
+    """Why a precision is no faster than fp32 on this device, or None where nothing is known against it."""
+    if precision is Precision.fp32:
+        return None
+    if device.type == "cpu":
+        there = torch.cpu.get_capabilities()
+        if not any(there.get(name, False) for name in CPU_INSTRUCTIONS[precision]):
+            return f"trainer.precision={precision.value} will not be faster than fp32: this CPU has no instructions for it"
+    if device.type == "cuda" and precision is Precision.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "trainer.precision=bf16 will not be faster than fp32: this card emulates it; fp16 is native"
+    return None
 
 
 def device_name(device: torch.device, config: DeviceConfig) -> str:

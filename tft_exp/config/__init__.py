@@ -12,6 +12,7 @@ from tft_exp.config.sweep import OnFailure, SweepConfig
 from tft_exp.config.training import (
     Activations,
     BatchConfig,
+    Compile,
     DeviceConfig,
     DeviceKind,
     ModelConfig,
@@ -26,6 +27,7 @@ __all__ = [
     "AuditMode",
     "BarColumns",
     "BatchConfig",
+    "Compile",
     "Config",
     "DataConfig",
     "DeviceConfig",
@@ -106,6 +108,13 @@ class Config:
                 "batch.auto may have to add gradients up over batches, and in_backward keeps none",
                 "choose a batch of fixed size, or gradients=after_step",
             )
+        require(
+            self.model.compile is Compile.none or self.device.kind is not DeviceKind.virtual,
+            "model.compile",
+            self.model.compile,
+            "a virtual card follows every operation, and compiled ones are not seen",
+            "set model.compile=none, or a real device",
+        )
         parts: list[tuple[bool, str, Enum]] = [
             (self.gradients.release is Gradients.in_backward, "gradients.release", self.gradients.release),
             (self.policy.residency is Residency.offload_always, "policy.residency", self.policy.residency),

@@ -36,6 +36,12 @@ class Activations(Enum):
     offload = "offload"
 
 
+class Compile(Enum):
+    none = "none"
+    regions = "regions"
+    cuda_graphs = "cuda_graphs"
+
+
 @dataclass
 class ModelConfig:
     """Shape of the Temporal Fusion Transformer, and what becomes of its activations until the backward pass: those before the LSTM
@@ -43,7 +49,10 @@ class ModelConfig:
     taken to host memory and back (offload).
 
     `selection_size` is the hidden layer of the networks that weight the variables: of as many as there are variables, but no more
-    than `hidden_size` (null), or of a size of its own, in the paper `hidden_size`."""
+    than `hidden_size` (null), or of a size of its own, in the paper `hidden_size`.
+
+    `compile` puts what lies between two breaks into kernels of its own (torch.compile), on CUDA also into graphs, which are launched
+    at once."""
 
     hidden_size: int = 32
     attention_heads: int = 4
@@ -54,6 +63,7 @@ class ModelConfig:
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     selection_size: int | None = None
     activations: Activations = Activations.stream
+    compile: Compile = Compile.none
 
     def __post_init__(self) -> None:
         for key, most in (("hidden_size", 8192), ("attention_heads", 256), ("lstm_layers", 16), ("lookback", 100_000), ("horizon", 10_000)):

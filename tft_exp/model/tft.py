@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,11 @@ class TemporalFusionTransformer(nn.Module):
             cut_windows(future_weights, self.horizon, stride),
             attention,
         )
+
+    def replace_regions(self, replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace each method that computes without a break by what `replace` makes of it, such as its compiled form."""
+        for name in ("_static", "_decode") if self.block_elements is not None else ("_static", "_decode", "_by_row"):
+            setattr(self, name, replace(getattr(self, name)))
 
     def _decode(self, past: Tensor, future: Tensor, encoded: Tensor, decoded: Tensor, enriching: Tensor | None) -> tuple[Tensor, Tensor]:
         """From the LSTM's outputs to quantiles and attention (sections 4.5.1 to 4.6)."""

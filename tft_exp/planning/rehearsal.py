@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tft_exp.config import Config, DeviceKind
+from tft_exp.config import Compile, Config, DeviceKind
 from tft_exp.data.rows import InputTensors, WindowedRows
 from tft_exp.data.runs import batches_of
 from tft_exp.hardware import kernel_memory, planned_device
@@ -66,7 +66,8 @@ def rehearse(config: Config, shape: DataShape) -> Rehearsal:
     memory.has_host = device.kind is not DeviceKind.cpu
     memory.allocator = allocator  # type: ignore[assignment]
     timeline = MarkedTimeline(memory, allocator)
-    short = replace(config, trainer=replace(config.trainer, max_epochs=min(EPOCHS, config.trainer.max_epochs)))
+    few_epochs = replace(config.trainer, max_epochs=min(EPOCHS, config.trainer.max_epochs))
+    short = replace(config, trainer=few_epochs, model=replace(config.model, compile=Compile.none))
     batches: dict[str, int] = {"train": 0, "validation": 0}
     step_ends: list[list[int]] = [[]]  # places in the trace, by epoch
     epoch_ends: list[int] = []

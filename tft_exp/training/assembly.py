@@ -15,6 +15,7 @@ from tft_exp.memory.tensors import carry_module
 from tft_exp.memory.timeline import Timeline
 from tft_exp.model.inputs import InputSizes
 from tft_exp.model.tft import TemporalFusionTransformer
+from tft_exp.training.compiling import compile_regions
 from tft_exp.training.optimizers import build_optimizer
 from tft_exp.training.trainer import Trainer, spread_over
 
@@ -43,6 +44,7 @@ def assemble(config: Config, rows: WindowedRows, sizes: InputSizes, timeline: Ti
         validation = runs_of(config, placed, "validation")
         model = build_model(config.model, sizes, on_cpu=not memory.has_host)
         carry_module(model, memory.put)
+        compile_regions(model, config.model.compile, memory.device)
         memory.observe(model)
         quantiles = memory.put(torch.tensor(config.model.quantiles))
         owner = OptimizerOwner(lambda: build_optimizer(config.optimizer, model))
