@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,25 +60,25 @@ def draw_peers(path: Path, results: Mapping[str, Any], lines: Sequence[Any], our
 
 
 def draw_race(path: Path, heats: Mapping[str, Any]) -> None:
-    """A panel a heat (data and hidden size): validation loss against seconds from the start of the process, a line a seed.
-
-    The dashed line is the loss to reach, the dot of each line where it does.
-    """
+    """A panel a heat (data and hidden size): the lowest validation loss so far against seconds from the start of the process, a line
+    a seed, and pale the loss of every evaluation. The dashed line is the loss to reach, the dot of each line where it does."""
     columns = min(2, len(heats))
     rows = -(-len(heats) // columns)
     figure, axes = grid(columns, rows, 5.5 * columns, 3.3 * rows + 0.4)
     for axis in axes[len(heats) :]:
         axis.set_visible(False)
     ours = list(dict.fromkeys(name for heat in heats.values() for name in heat["curves"] if name not in PEERS))
+    lines: dict[str, Any] = {}  # one of each program, for the legend
     for axis, (title, heat) in zip(axes, heats.items(), strict=False):
         losses = [loss for curves in heat["curves"].values() for curve in curves.values() for loss in curve["loss"][1:]]
         for name, curves in heat["curves"].items():
             color = OURS[ours.index(name) % len(OURS)] if name in ours else PEERS.get(name, GREY)
-            for number, curve in enumerate(curves.values()):
-                axis.plot(
-                    curve["since_start"], curve["loss"], color=color, linewidth=1.3, alpha=0.8, label=None if number else name,
-                    zorder=3 if name in ours else 2,
-                )  # fmt: skip
+            for curve in curves.values():
+                lowest = list(accumulate(curve["loss"], min))
+                axis.plot(curve["since_start"], curve["loss"], color=color, linewidth=0.8, alpha=0.25, zorder=1)
+                lines[name] = axis.plot(
+                    curve["since_start"], lowest, color=color, linewidth=1.5, drawstyle="steps-post", zorder=3 if name in ours else 2
+                )[0]
                 reached = [place for place, loss in enumerate(curve["loss"]) if loss <= heat["target"]]
                 if reached:
                     axis.plot(curve["since_start"][reached[0]], curve["loss"][reached[0]], "o", color=color, markersize=5, zorder=4)
@@ -91,8 +92,7 @@ def draw_race(path: Path, heats: Mapping[str, Any]) -> None:
         axis.set_xlabel("seconds from the start of the process, without evaluations", fontsize=8)
         axis.set_ylabel("validation quantile loss", fontsize=8)
         axis.grid(color="#eeeeee")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     save(figure, path)
 
 
